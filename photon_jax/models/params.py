@@ -12,9 +12,14 @@ from photon_jax.models.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DenseLinear:
-    """A linear layer: y = x @ weight.T + bias."""
+    """A linear layer: y = x @ weight + bias.
 
-    weight: jax.Array  # [O I]
+    The weight is stored inputs first, the transpose of a checkpoint's: on a CPU a product with one to eight rows then
+    reads it at memory speed, while outputs first is repacked on every call (measured on the demo model's shapes:
+    0.59 ms against 1.02 ms a layer with two rows, 0.93 against 1.16 with eight).
+    """
+
+    weight: jax.Array  # [I O]
     bias: jax.Array | None = None  # [O]
 
 
@@ -24,18 +29,18 @@ class LayerParams:
     """Weights of one decoder layer.
 
     Attributes:
-      qkv_proj: [K*(G+2)*d D], grouped by KV head: for each, its G query heads, its key, its value.
-      gate_up_proj: [2*F D], the gate's rows, then the up projection's.
+      qkv_proj: [D K*(G+2)*d], outputs grouped by KV head: for each, its G query heads, its key, its value.
+      gate_up_proj: [D 2*F], the gate's outputs, then the up projection's.
     """
 
     input_norm: jax.Array  # [D]
     qkv_proj: DenseLinear
     q_norm: jax.Array | None  # [d]
     k_norm: jax.Array | None  # [d]
-    o_proj: DenseLinear  # [D H*d]
+    o_proj: DenseLinear  # [H*d D]
     post_attention_norm: jax.Array  # [D]
     gate_up_proj: DenseLinear
-    down_proj: DenseLinear  # [D F]
+    down_proj: DenseLinear  # [F D]
 
 
 @jax.tree_util.register_dataclass
@@ -50,12 +55,12 @@ class Params:
     embedding: jax.Array  # [V D]
     layers: tuple[LayerParams, ...]
     final_norm: jax.Array  # [D]
-    lm_head: DenseLinear | None  # [V D]
+    lm_head: jax.Array | None  # [V D], outputs first like the embedding, None when tied to it
 
     @property
-    def head(self) -> DenseLinear:
-        """The output projection, the embedding itself when tied."""
-        return DenseLinear(weight=self.embedding) if self.lm_head is None else self.lm_head
+    def head(self) -> jax.Array:
+        """The output projection [V D], the embedding itself when tied."""
+        return self.embedding if self.lm_head is None else self.lm_head
 
 
 def abstract_params(config: ModelConfig) -> Params:
@@ -67,7 +72,7 @@ def abstract_params(config: ModelConfig) -> Params:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     def linear(outputs: int, inputs: int, has_bias: bool) -> DenseLinear:
-        return DenseLinear(weight=array(outputs, inputs), bias=array(outputs) if has_bias else None)  # type: ignore[arg-type]
+        return DenseLinear(weight=array(inputs, outputs), bias=array(outputs) if has_bias else None)  # type: ignore[arg-type]
 
     def layer() -> LayerParams:
         return LayerParams(
@@ -85,7 +90,7 @@ def abstract_params(config: ModelConfig) -> Params:
         embedding=array(config.vocab_size, hidden),  # type: ignore[arg-type]
         layers=tuple(layer() for _ in range(config.num_layers)),
         final_norm=array(hidden),  # type: ignore[arg-type]
-        lm_head=None if config.tie_word_embeddings else linear(config.vocab_size, hidden, False),
+        lm_head=None if config.tie_word_embeddings else array(config.vocab_size, hidden),  # type: ignore[arg-type]
     )
 
 
@@ -101,7 +106,8 @@ def random_params(config: ModelConfig, key: jax.Array) -> Params:
         elif path.endswith("bias"):
             noise = 0.1 * noise
         else:
-            noise = noise / math.sqrt(leaf.shape[-1])
+            fan_in = leaf.shape[0] if path.endswith("weight") else leaf.shape[-1]
+            noise = noise / math.sqrt(fan_in)
         return noise.astype(leaf.dtype)
 
     return jax.tree.unflatten(tree, [draw(i, p, leaf) for i, (p, leaf) in enumerate(zip(paths, leaves, strict=True))])

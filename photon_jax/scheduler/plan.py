@@ -1,6 +1,8 @@
-"""Step plan: what one step will compute. Host only."""
+"""Step plan: what one step will compute, and what it computed. Host only."""
 
 import dataclasses
+
+import numpy as np
 
 from photon_jax.scheduler.sequence import SequenceState
 
@@ -26,3 +28,17 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed by the step."""
         return sum(item.num_new_tokens for item in self.scheduled)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step computed, on the host; rows and tokens are those of its plan, in the plan's order.
+
+    The flat arrays hold the tokens of row 0, then those of row 1, and so on; an entry scores the token that follows
+    its position. They are needed only where the plan has a score request, and read only in its rows.
+    """
+
+    token_ids: np.ndarray  # i32[rows]  sampled; anything in a row that does not sample
+    logprobs: np.ndarray  # f32[rows 3]  raw, after temperature, of the sampling distribution
+    score_logprobs: np.ndarray | None = None  # f32[num_tokens]
+    score_is_greedy: np.ndarray | None = None  # bool[num_tokens]

@@ -1,0 +1,56 @@
+"""Weight-only int8 matmul, the specification: rows in tiles of 8, in float32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+TILE_ROWS = 8
+
+
+def dequantize(q: jax.Array, scale: jax.Array, *, group_size: int) -> jax.Array:
+    """Returns f32[O I]: q[o, i] * scale[o, i // group_size].
+
+    Args:
+      q: int8[O I]
+      scale: f16 or f32[O ceil(I/group_size)]; the last group may be short.
+      group_size: inputs per scale.
+    """
+    factors = jnp.repeat(scale.astype(jnp.float32), group_size, axis=1)[:, : q.shape[1]]
+    return q.astype(jnp.float32) * factors
+
+
+@jax.jit
+def dense_matmul_reference(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns x @ weight.T in float32, cast to x's dtype, computed in tiles of 8 rows.
+
+    A row's bits don't depend on how many rows there are.
+
+    Args:
+      x: bf16 or f32[M I]
+      weight: [O I]
+    """
+    num_rows, num_inputs = x.shape
+    num_tiles = -(-num_rows // TILE_ROWS)
+    padded = jnp.pad(x.astype(jnp.float32), ((0, num_tiles * TILE_ROWS - num_rows), (0, 0)))
+    weight32 = weight.astype(jnp.float32)
+
+    def multiply(tile: jax.Array) -> jax.Array:
+        return jnp.einsum("MI,OI->MO", tile, weight32, precision=lax.Precision.HIGHEST)
+
+    tiles = lax.map(multiply, padded.reshape(num_tiles, TILE_ROWS, num_inputs))
+    return tiles.reshape(-1, weight.shape[0])[:num_rows].astype(x.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("group_size",))
+def int8_matmul_reference(x: jax.Array, q: jax.Array, scale: jax.Array, *, group_size: int) -> jax.Array:
+    """Returns x @ dequantize(q, scale).T in float32, cast to x's dtype.
+
+    Args:
+      x: bf16 or f32[M I]
+      q: int8[O I]
+      scale: f16 or f32[O ceil(I/group_size)]
+      group_size: inputs per scale; the last group may be short.
+    """
+    return dense_matmul_reference(x, dequantize(q, scale, group_size=group_size))

@@ -1,0 +1,102 @@
+"""Named shapes of paged attention for tests, benches and tuning, and inputs with poisoned memory."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+POISON = 1e4  # in memory that may be read but must weigh 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One call: its shapes and the context of each row."""
+
+    name: str
+    context_lens: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 64
+    num_layers: int = 2
+    dtype: str = "float32"
+    width: int | None = None  # of the block table; by default what the longest row needs, and one more
+
+    @property
+    def table_width(self) -> int:
+        """Blocks of a row of the table."""
+        return self.width or -(-max(self.context_lens) // self.block_size) + 1
+
+
+class Inputs(NamedTuple):
+    """Arguments of a call."""
+
+    q: jax.Array  # [B H d]
+    k: jax.Array  # [L N K S d]
+    v: jax.Array  # [L N K S d]
+    block_tables: jax.Array  # i32[B P]
+    context_lens: jax.Array  # i32[B]
+
+
+def make_inputs(case: Case, *, seed: int = 0, is_poisoned: bool = False) -> Inputs:
+    """Returns random inputs with scrambled tables.
+
+    Poisoned memory: blocks in no table hold NaN and must never be read; the null block and the tail of a last block
+    hold 1e4, and must weigh exactly 0. Clean inputs hold 0 there.
+    """
+    rng = np.random.default_rng(seed)
+    counts = [-(-length // case.block_size) for length in case.context_lens]
+    num_blocks = 1 + sum(counts) + 3
+    ids = rng.permutation(np.arange(1, num_blocks))[: sum(counts)]
+    tables = np.zeros((len(counts), case.table_width), np.int32)
+    shape = (case.num_layers, num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
+    cache = rng.standard_normal((2, *shape)).astype(np.float32)
+    in_use = np.zeros((num_blocks, case.block_size), bool)
+    position = 0
+    for row, (count, length) in enumerate(zip(counts, case.context_lens, strict=True)):
+        tables[row, :count] = ids[position : position + count]
+        position += count
+        for index in range(count):
+            in_use[tables[row, index], : max(0, min(case.block_size, length - index * case.block_size))] = True
+    readable = np.zeros(num_blocks, bool)
+    readable[0] = True
+    readable[ids] = True
+    filler = np.where(readable, POISON, np.nan) if is_poisoned else np.zeros(num_blocks)
+    mask, filler = in_use[:, None, :, None], filler.astype(np.float32)[:, None, None, None]
+    cache = np.where(mask, cache, filler)
+    q = rng.standard_normal((len(counts), case.num_heads, case.head_dim))
+    as_array = lambda x: jnp.asarray(x, case.dtype)  # noqa: E731
+    return Inputs(
+        q=as_array(q),
+        k=as_array(cache[0]),
+        v=as_array(cache[1]),
+        block_tables=jnp.asarray(tables),
+        context_lens=jnp.asarray(case.context_lens, jnp.int32),
+    )
+
+
+def small_cases() -> tuple[Case, ...]:
+    """Returns cases that a CPU interprets in seconds, each for its own edge."""
+    return (
+        Case(name="g1_edges", context_lens=(1, 15, 16, 17), num_heads=2, num_kv_heads=2, head_dim=64, block_size=16),
+        Case(name="g3_padding_row", context_lens=(0, 40, 97), num_heads=9, num_kv_heads=3, head_dim=64, block_size=16),
+        Case(name="g4_block64", context_lens=(63, 64, 65, 300), num_heads=8, num_kv_heads=2, head_dim=64),
+        Case(name="g8_d128", context_lens=(1, 129), num_heads=8, num_kv_heads=1, head_dim=128),
+        Case(name="g4_bf16", context_lens=(130, 64), num_heads=8, num_kv_heads=2, head_dim=64, dtype="bfloat16"),
+    )
+
+
+def real_cases() -> tuple[Case, ...]:
+    """Returns the shapes of real models for a GPU."""
+    edges = (1, 63, 64, 65, 255, 256, 257, 1000)
+    heads = {"num_heads": 32, "num_kv_heads": 8}
+    return (
+        Case(name="llama_1b_f32", context_lens=edges, head_dim=64, **heads),
+        Case(name="llama_1b_bf16", context_lens=edges, head_dim=64, dtype="bfloat16", **heads),
+        Case(name="llama_1b_long", context_lens=(8192, 4097, 0), head_dim=64, dtype="bfloat16", **heads),
+        Case(name="qwen_8b_bf16", context_lens=edges, head_dim=128, dtype="bfloat16", **heads),
+        Case(name="smollm_bf16", context_lens=edges, head_dim=64, dtype="bfloat16", num_heads=9, num_kv_heads=3),
+        Case(name="g1_bf16", context_lens=edges, head_dim=64, dtype="bfloat16", num_heads=8, num_kv_heads=8),
+    )

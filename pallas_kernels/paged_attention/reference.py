@@ -1,0 +1,76 @@
+"""Paged decode attention, the specification: fixed tiles of context in a fixed order, in float32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+TILE_TOKENS = 64
+
+
+@functools.partial(jax.jit, static_argnames=("scale",))
+def paged_attention_reference(
+    q: jax.Array,  # [B H d]
+    k: jax.Array,  # [L N K S d]
+    v: jax.Array,  # [L N K S d]
+    block_tables: jax.Array,  # i32[B P]
+    context_lens: jax.Array,  # i32[B]
+    layer: jax.Array | int,  # i32[]
+    *,
+    scale: float | None = None,
+) -> jax.Array:  # [B H d]
+    """Returns softmax(scale * q k^T) v of one query token a row over the first `context_lens` tokens of its blocks.
+
+    Query head h reads KV head h // (H / K). The context is taken in tiles of 64 tokens in order, with the online
+    softmax (running maximum m, sum l, accumulator acc) in float32, so a row's bits depend on the row alone. A row with
+    a context of 0 gives zeros.
+
+    Args:
+      q: bf16 or f32[B H d]
+      k: keys of all layers, of q's dtype.
+      v: values of all layers.
+      block_tables: physical block of each logical block; entries past the context are read, and weigh 0.
+      context_lens: visible tokens of each row, at most P * S.
+      layer: which layer of the cache.
+      scale: of the scores; 1 / sqrt(d) by default.
+    """
+    num_kv_heads, block_size, head_dim = k.shape[2:]
+    num_groups = q.shape[1] // num_kv_heads
+    width = block_tables.shape[1]
+    scale = head_dim**-0.5 if scale is None else scale
+    layer = jnp.asarray(layer, jnp.int32)
+
+    def tile(index: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        positions = index * TILE_TOKENS + lax.iota(jnp.int32, TILE_TOKENS)
+        blocks = table[jnp.minimum(positions // block_size, width - 1)]  # i32[C]
+        keys = k[layer, blocks, :, positions % block_size].astype(jnp.float32)  # f32[C K d]
+        values = v[layer, blocks, :, positions % block_size].astype(jnp.float32)
+        return positions, keys, values
+
+    def row(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        query, table, context_len = inputs
+        query = query.astype(jnp.float32).reshape(num_kv_heads, num_groups, head_dim) * scale
+
+        def accumulate(
+            index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            m, l, acc = carry
+            positions, keys, values = tile(index, table)
+            scores = jnp.einsum("KGd,CKd->KGC", query, keys, precision=lax.Precision.HIGHEST)
+            is_visible = jnp.expand_dims(positions < context_len, (0, 1))
+            scores = jnp.where(is_visible, scores, -jnp.inf)
+            m_new = jnp.maximum(m, scores.max(axis=-1, keepdims=True))
+            p = jnp.exp(scores - m_new)
+            alpha = jnp.exp(m - m_new)
+            l_new = alpha * l + p.sum(axis=-1, keepdims=True)
+            mixed = jnp.einsum("KGC,CKd->KGd", p, values, precision=lax.Precision.HIGHEST)
+            return m_new, l_new, alpha * acc + mixed
+
+        m = jnp.full((num_kv_heads, num_groups, 1), -jnp.inf, jnp.float32)
+        acc = jnp.zeros((num_kv_heads, num_groups, head_dim), jnp.float32)
+        num_tiles = (context_len + TILE_TOKENS - 1) // TILE_TOKENS
+        _, l, acc = lax.fori_loop(0, num_tiles, accumulate, (m, jnp.zeros_like(m), acc))
+        return (acc / jnp.where(l > 0, l, 1.0)).astype(q.dtype).reshape(q.shape[1:])
+
+    return lax.map(row, (q, block_tables, context_lens))

@@ -1,0 +1,74 @@
+"""photon_jax: a small, readable, fast LLM inference engine in pure JAX.
+
+The public names are resolved when they are first used, so importing the package, or a host-side module of it, does
+not import JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig
+    from photon_jax.errors import (
+        CapacityError,
+        CheckpointError,
+        ConfigError,
+        EngineDeadError,
+        PhotonError,
+        RequestError,
+    )
+    from photon_jax.functional import generate
+    from photon_jax.llm import LLM
+    from photon_jax.models.decoder import forward
+    from photon_jax.request import CompletionOutput, RequestOutput, SamplingParams, ScoreOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CacheConfig",
+    "CapacityError",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "EngineDeadError",
+    "KernelConfig",
+    "PhotonError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerConfig",
+    "ScoreOutput",
+    "forward",
+    "generate",
+]
+
+_HOMES = {
+    "photon_jax.config": ("CacheConfig", "EngineConfig", "KernelConfig", "SchedulerConfig"),
+    "photon_jax.errors": (
+        "CapacityError",
+        "CheckpointError",
+        "ConfigError",
+        "EngineDeadError",
+        "PhotonError",
+        "RequestError",
+    ),
+    "photon_jax.functional": ("generate",),
+    "photon_jax.llm": ("LLM",),
+    "photon_jax.models.decoder": ("forward",),
+    "photon_jax.request": ("CompletionOutput", "RequestOutput", "SamplingParams", "ScoreOutput"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

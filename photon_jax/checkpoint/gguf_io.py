@@ -1,0 +1,132 @@
+"""GGUF files through the gguf package: metadata fields, and each tensor dequantized by name."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from photon_jax.errors import CheckpointError
+
+_PLAIN_DTYPES = {
+    gguf.GGMLQuantizationType.F64: np.float64,
+    gguf.GGMLQuantizationType.F32: np.float32,
+    gguf.GGMLQuantizationType.F16: np.float16,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    shape: tuple[int, ...]  # rows first, as in NumPy
+    type: gguf.GGMLQuantizationType
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+
+
+class _TensorReader(gguf.GGUFReader):
+    """The package's reader, with the tensors located and checked but not mapped."""
+
+    stored: dict[str, _StoredTensor]
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        self.stored = {}
+        for field in fields:
+            _, name_data, _, dims, raw_type, offset = field.parts
+            name = bytes(name_data).decode("utf-8")
+            if name in self.stored:
+                raise CheckpointError(f"tensor {name} is listed twice")
+            shape = tuple(int(size) for size in reversed(dims.tolist()))
+            self.stored[name] = _locate(name, shape, int(raw_type[0]), start_offs + int(offset[0]), len(self.data))
+
+
+def _locate(name: str, shape: tuple[int, ...], raw_type: int, offset: int, file_bytes: int) -> _StoredTensor:
+    try:
+        kind = gguf.GGMLQuantizationType(raw_type)
+    except ValueError as error:
+        raise CheckpointError(f"tensor {name} has type {raw_type}, which is unknown") from error
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if shape and shape[-1] % block_size:
+        raise CheckpointError(f"tensor {name}: rows of {shape[-1]} are no multiple of {kind.name}'s {block_size}")
+    num_bytes = math.prod(shape) // block_size * block_bytes
+    if offset + num_bytes > file_bytes:
+        raise CheckpointError(
+            f"tensor {name} ends at byte {offset + num_bytes}, the file at {file_bytes}: truncated, fetch it again"
+        )
+    return _StoredTensor(shape, kind, offset, num_bytes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    """One GGUF file: its fields, and its tensors by name.
+
+    Attributes:
+      path: of the file.
+      fields: metadata, numbers and strings as Python values, arrays as lists.
+    """
+
+    path: Path
+    fields: Mapping[str, object]
+    _tensors: Mapping[str, _StoredTensor]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape, outputs first."""
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def num_bytes(self, name: str) -> int:
+        """Returns the bytes of one tensor in the file."""
+        return self._tensors[name].num_bytes
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns one tensor dequantized: f16 and f32 as they are, everything else as f32.
+
+        Raises:
+          CheckpointError: the gguf package can't dequantize the type.
+        """
+        tensor = self._tensors[name]
+        raw = np.fromfile(self.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+        if raw.size != tensor.num_bytes:
+            raise CheckpointError(f"{self.path}: tensor {name} is truncated")
+        plain = _PLAIN_DTYPES.get(tensor.type)
+        if plain is not None:
+            return raw.view(plain).reshape(tensor.shape)
+        try:
+            rows = raw.reshape(gguf.quant_shape_to_byte_shape(tensor.shape, tensor.type))
+            values: np.ndarray = gguf.dequantize(rows, tensor.type)
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has type {tensor.type.name}, which can't be dequantized; "
+                "use a file in F16, BF16, Q8_0, Q4_0 or Q4_1"
+            ) from error
+        return values.reshape(tensor.shape)
+
+
+def open_gguf(path: Path) -> GgufCheckpoint:
+    """Returns the fields and the tensor table of a GGUF file.
+
+    Raises:
+      CheckpointError: the file is missing, damaged, of the other byte order, or has a tensor of unknown type.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing or isn't a file")
+    try:
+        reader = _TensorReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError) as error:
+        raise CheckpointError(f"{path} isn't a whole GGUF file: {error}; fetch it again") from error
+    if reader.byte_order == "S":
+        raise CheckpointError(f"{path} has the byte order of another machine; convert it first")
+    return GgufCheckpoint(path, fields, reader.stored)
+
+
+def read_fields(path: Path) -> dict[str, object]:
+    """Returns the metadata of a GGUF file: numbers and strings as Python values, arrays as lists.
+
+    Raises:
+      CheckpointError: the file is missing or damaged.
+    """
+    return dict(open_gguf(path).fields)

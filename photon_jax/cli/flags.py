@@ -1,0 +1,91 @@
+"""Command-line flags made from the fields of config dataclasses, and configs made from the flags."""
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+
+from absl import flags
+
+from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig, make_engine_config
+from photon_jax.request import SamplingParams
+
+_ENGINE_PARTS = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig)
+
+
+def define_engine_flags(flag_values: flags.FlagValues) -> None:
+    """Defines one flag for each plain field of EngineConfig and of the configs that it holds."""
+    for part in _ENGINE_PARTS:
+        _define_fields(part, flag_values)
+
+
+def define_sampling_flags(flag_values: flags.FlagValues) -> None:
+    """Defines one flag for each field of SamplingParams."""
+    _define_fields(SamplingParams, flag_values)
+
+
+def engine_fields_from_flags(flag_values: flags.FlagValues) -> dict[str, object]:
+    """Returns the engine settings that were given on the command line, as flat keyword arguments."""
+    names = [field.name for part in _ENGINE_PARTS for field in _plain_fields(part)]
+    return {name: flag_values[name].value for name in names if flag_values[name].present}
+
+
+def engine_config_from_flags(flag_values: flags.FlagValues) -> EngineConfig:
+    """Returns the engine config that the flags describe; a flag not given leaves its field at the default."""
+    return make_engine_config(None, **engine_fields_from_flags(flag_values))
+
+
+def sampling_params_from_flags(flag_values: flags.FlagValues) -> SamplingParams:
+    """Returns the sampling parameters that the flags describe."""
+    given = {field.name: flag_values[field.name].value for field in _plain_fields(SamplingParams)}
+    return SamplingParams(**given)
+
+
+def field_help(owner: type) -> dict[str, str]:
+    """Returns what each field of a dataclass is for: its "help" metadata, else its entry under `Attributes:`."""
+    found: dict[str, str] = {}
+    _, _, attributes = (inspect.getdoc(owner) or "").partition("Attributes:\n")
+    for entry in re.split(r"\n(?=  \w)", attributes):
+        names, _, text = entry.strip().partition(": ")
+        for name in names.split(", "):
+            found[name] = " ".join(text.split())
+    for field in dataclasses.fields(owner):  # type: ignore[arg-type]
+        if "help" in field.metadata:
+            found[field.name] = field.metadata["help"]
+    return found
+
+
+def _plain_fields(owner: type) -> list[dataclasses.Field[object]]:
+    """Returns the fields that hold a value, not another config."""
+    hints = typing.get_type_hints(owner)
+    fields = dataclasses.fields(owner)  # type: ignore[arg-type]
+    return [field for field in fields if not dataclasses.is_dataclass(hints[field.name])]
+
+
+def _define_fields(owner: type, flag_values: flags.FlagValues) -> None:
+    hints = typing.get_type_hints(owner)
+    helps = field_help(owner)
+    for field in _plain_fields(owner):
+        _define_flag(field, hints[field.name], helps.get(field.name, ""), flag_values)
+
+
+def _define_flag(field: dataclasses.Field[object], hint: object, help_text: str, flag_values: flags.FlagValues) -> None:
+    """Defines the flag whose kind fits the field's type; a tuple becomes a flag that may be repeated."""
+    default: typing.Any = field.default
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    member = next(m for m in members if m is not types.NoneType)
+    if typing.get_origin(member) is typing.Literal:
+        flags.DEFINE_enum(field.name, default, list(typing.get_args(member)), help_text, flag_values=flag_values)
+    elif typing.get_origin(member) is tuple:
+        is_text = typing.get_args(member)[0] is str
+        define = flags.DEFINE_multi_string if is_text else flags.DEFINE_multi_integer
+        define(field.name, list(default), f"{help_text} May be repeated.", flag_values=flag_values)
+    elif member is bool:
+        flags.DEFINE_bool(field.name, default, help_text, flag_values=flag_values)
+    elif member is int:
+        flags.DEFINE_integer(field.name, default, help_text, flag_values=flag_values)
+    elif member is float:
+        flags.DEFINE_float(field.name, default, help_text, flag_values=flag_values)
+    else:
+        flags.DEFINE_string(field.name, default, help_text, flag_values=flag_values)

@@ -1,0 +1,96 @@
+"""The decoder of the Llama and Qwen family: one model code for the paged step and for the plain full forward."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from photon_jax.cache.kv_cache import KVCache
+from photon_jax.config import KernelConfig
+from photon_jax.models.config import ModelConfig
+from photon_jax.models.params import Params
+from photon_jax.ops.attention import attention, attention_input, full_attention, project_add, project_qkv
+from photon_jax.ops.linear import head_logits
+from photon_jax.ops.mlp import down_add, gate_up
+from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.rope import rope_tables
+from photon_jax.ops.tiles import RowTiles
+from photon_jax.step_io import StepInputs
+
+
+def forward_paged(
+    params: Params,
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    config: ModelConfig,
+    kernels: KernelConfig,
+    tiles: RowTiles | None,
+    query_tile: int,
+    seq_len: int,
+) -> tuple[jax.Array, KVCache]:
+    """Returns the residual stream [T D] after the last layer, and the cache with the step's keys and values.
+
+    Args:
+      tiles: how row-wise ops walk over the T tokens; None for all at once.
+      query_tile: tokens of one attention item.
+      seq_len: longest sequence that is served (rope kind "dynamic" depends on it).
+    """
+    x = params.embedding[inputs.token_ids]
+    cos, sin = rope_tables(inputs.positions, config=config, seq_len=seq_len, tiles=tiles)
+    for index, layer in enumerate(params.layers):
+        q, cache = attention_input(
+            x, cos, sin, layer, cache, inputs.slot_mapping, layer_index=index, config=config, tiles=tiles
+        )
+        attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
+        x = project_add(attended, x, layer.o_proj, tiles=tiles)
+        x = down_add(gate_up(x, layer, config=config, tiles=tiles), x, layer.down_proj, tiles=tiles)
+    return x, cache
+
+
+def forward(
+    params: Params,
+    config: ModelConfig,
+    token_ids: jax.Array,  # i32[B T]
+) -> jax.Array:  # f32[B T V]
+    """Returns the logits at every position: the plain, differentiable forward, causal and with no cache.
+
+    Shapes decide the program, so results may differ from the engine's in the last bits. Rope kind "dynamic" scales by
+    the longer of T and the model's trained length, as Hugging Face does for a single pass.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from photon_jax.models.config import ModelConfig, RopeConfig
+      >>> from photon_jax.models.params import random_params
+      >>> config = ModelConfig(
+      ...     architecture="LlamaForCausalLM", vocab_size=32, hidden_size=16, mlp_size=32, num_layers=1, num_heads=2,
+      ...     num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5, rope=RopeConfig(), max_position_embeddings=64,
+      ...     tie_word_embeddings=True,
+      ... )
+      >>> params = random_params(config, jax.random.key(0))
+      >>> forward(params, config, jnp.zeros((2, 3), jnp.int32)).shape
+      (2, 3, 32)
+    """
+    token_ids = jnp.asarray(token_ids)
+    batch, num_tokens = token_ids.shape
+    x = params.embedding[token_ids.reshape(-1)]  # [B*T D]
+    positions = jnp.tile(jnp.arange(num_tokens, dtype=jnp.int32), batch)
+    cos, sin = rope_tables(positions, config=config, seq_len=num_tokens, tiles=None)
+    for layer in params.layers:
+        q, k, v = (
+            array.reshape(batch, num_tokens, -1, config.head_dim)
+            for array in project_qkv(x, cos, sin, layer, config=config, tiles=None)
+        )
+        attended = full_attention(q, k, v).reshape(batch * num_tokens, config.num_heads, config.head_dim)
+        x = project_add(attended, x, layer.o_proj, tiles=None)
+        x = down_add(gate_up(x, layer, config=config, tiles=None), x, layer.down_proj, tiles=None)
+    logits = head_logits(rms_norm(x, params.final_norm, eps=config.rms_norm_eps), params.head)
+    return logits.reshape(batch, num_tokens, -1)
+
+
+def truncated(params: Params, config: ModelConfig, num_layers: int) -> tuple[Params, ModelConfig]:
+    """Returns a model of the first layers only, sharing the arrays: enough to compare two ways of computing a step."""
+    return (
+        dataclasses.replace(params, layers=params.layers[:num_layers]),
+        dataclasses.replace(config, num_layers=min(num_layers, config.num_layers)),
+    )

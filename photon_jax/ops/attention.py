@@ -1,0 +1,221 @@
+"""The attention half of a layer, at the size of a fusion: input, attention over the paged cache, output."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from photon_jax.cache.kv_cache import KVCache, write_kv
+from photon_jax.config import KernelConfig
+from photon_jax.models.config import ModelConfig
+from photon_jax.models.params import DenseLinear, LayerParams
+from photon_jax.ops.linear import linear
+from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.rope import apply_rope
+from photon_jax.ops.tiles import RowTiles, map_rows
+from photon_jax.step_io import StepInputs
+
+CONTEXT_TILE = 64  # tokens of context that the reference weighs at once
+
+
+def project_qkv(
+    x: jax.Array,  # [T D]
+    cos: jax.Array,  # f32[T d/2]
+    sin: jax.Array,  # f32[T d/2]
+    layer: LayerParams,
+    *,
+    config: ModelConfig,
+    tiles: RowTiles | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns q [T H d], k [T K d] and v [T K d]: norm, QKV projection, QK-norm where the model has it, rope."""
+    num_kv, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
+
+    def compute(x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps)
+        qkv = linear(normed, layer.qkv_proj).reshape(-1, num_kv, groups + 2, head_dim)
+        q = qkv[:, :, :groups].reshape(-1, num_kv * groups, head_dim)
+        k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q, layer.q_norm, eps=config.rms_norm_eps)
+            k = rms_norm(k, layer.k_norm, eps=config.rms_norm_eps)
+        return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
+
+    q, k, v = map_rows(compute, tiles, x, cos, sin)
+    return q, k, v
+
+
+def attention_input(
+    x: jax.Array,  # [T D]
+    cos: jax.Array,  # f32[T d/2]
+    sin: jax.Array,  # f32[T d/2]
+    layer: LayerParams,
+    cache: KVCache,
+    slot_mapping: jax.Array,  # i32[T]
+    *,
+    layer_index: int,
+    config: ModelConfig,
+    tiles: RowTiles | None,
+) -> tuple[jax.Array, KVCache]:
+    """Returns q [T H d], and the cache with the new keys and values in their slots."""
+    q, k, v = project_qkv(x, cos, sin, layer, config=config, tiles=tiles)
+    return q, write_kv(cache, layer_index, k, v, slot_mapping)
+
+
+def attention(
+    q: jax.Array,  # [T H d]
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    layer_index: int,
+    query_tile: int,
+    kernels: KernelConfig,
+) -> jax.Array:  # [T H d]
+    """Returns causal attention of each token over its own sequence's cache.
+
+    Both implementations walk over the work list of items: up to query_tile tokens of one sequence.
+    """
+    num_tokens = q.shape[0]
+    padded = jnp.pad(q, ((0, query_tile - 1), (0, 0), (0, 0)))  # an item may reach past the last token
+    positions = jnp.pad(inputs.positions, (0, query_tile - 1))
+    if kernels.attention == "reference":
+        out = _attention_reference(padded, positions, cache, inputs, layer_index, query_tile)
+    else:
+        out = _attention_xla(padded, positions, cache, inputs, layer_index, query_tile)
+    return out[:num_tokens]
+
+
+def _attention_reference(
+    q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: int, query_tile: int
+) -> jax.Array:
+    """Item by item, context tile by context tile: an item's bits depend on its own sequence alone."""
+
+    def attend_item(item: jax.Array, out: jax.Array) -> jax.Array:
+        start = inputs.item_starts[item]
+        q_item = lax.dynamic_slice_in_dim(q, start, query_tile)
+        pos_item = lax.dynamic_slice_in_dim(positions, start, query_tile)
+        table = inputs.block_tables[inputs.item_rows[item]]
+        attended = _attend_item(q_item, pos_item, inputs.item_lens[item], cache, layer_index, table)
+        is_real = jnp.arange(query_tile) < inputs.item_lens[item]
+        old = lax.dynamic_slice_in_dim(out, start, query_tile)
+        merged = jnp.where(jnp.expand_dims(is_real, (1, 2)), attended, old)
+        return lax.dynamic_update_slice_in_dim(out, merged, start, 0)
+
+    return lax.fori_loop(0, inputs.counts[2], attend_item, jnp.zeros_like(q))
+
+
+def _attend_item(
+    q: jax.Array,  # [Q H d]
+    positions: jax.Array,  # i32[Q]
+    num_queries: jax.Array,  # i32[]
+    cache: KVCache,
+    layer_index: int,
+    table: jax.Array,  # i32[P]
+) -> jax.Array:  # [Q H d]
+    """Online softmax over the context (Milakov and Gimelshein, arXiv:1805.02867), a tile wholly masked changes nothing."""
+    query_tile, num_heads, head_dim = q.shape
+    num_kv = cache.k.shape[2]
+    groups = num_heads // num_kv
+    last = positions[num_queries - 1]
+    # [Q H d] -> [K Q*G d]
+    folded = q.reshape(query_tile, num_kv, groups, head_dim).transpose(1, 0, 2, 3).reshape(num_kv, -1, head_dim)
+    row_positions = jnp.repeat(positions, groups)  # i32[Q*G]
+    shape = (num_kv, query_tile * groups)
+
+    def add_tile(
+        index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        top, total, acc = carry
+        k, v = (_context_tile(array, layer_index, table, index) for array in (cache.k, cache.v))
+        scores = _contract("KMd,KCd->KMC", folded, k) / math.sqrt(head_dim)
+        context = index * CONTEXT_TILE + jnp.arange(CONTEXT_TILE)
+        visible = jnp.expand_dims(context, 0) <= jnp.expand_dims(row_positions, 1)
+        scores = jnp.where(jnp.expand_dims(visible, 0), scores, -jnp.inf)
+        new_top = jnp.maximum(top, scores.max(axis=-1))
+        weights = jnp.exp(scores - jnp.expand_dims(new_top, 2))
+        decay = jnp.exp(top - new_top)
+        update = _contract("KMC,KCd->KMd", weights.astype(v.dtype), v)
+        return new_top, total * decay + weights.sum(axis=-1), acc * jnp.expand_dims(decay, 2) + update
+
+    empty = (jnp.full(shape, -jnp.inf), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+    _, total, acc = lax.fori_loop(0, last // CONTEXT_TILE + 1, add_tile, empty)
+    out = (acc / jnp.expand_dims(total, 2)).reshape(num_kv, query_tile, groups, head_dim)
+    return out.transpose(1, 0, 2, 3).reshape(q.shape).astype(q.dtype)
+
+
+def _context_tile(array: jax.Array, layer_index: int, table: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns keys or values [K C d] of positions [index * C, (index + 1) * C) of a sequence, C = CONTEXT_TILE."""
+    _, _, num_kv, block_size, head_dim = array.shape
+    if block_size >= CONTEXT_TILE:
+        start = index * CONTEXT_TILE
+        at = (layer_index, table[start // block_size], 0, start % block_size, 0)
+        return lax.dynamic_slice(array, at, (1, 1, num_kv, CONTEXT_TILE, head_dim)).reshape(num_kv, -1, head_dim)
+    blocks_per_tile = CONTEXT_TILE // block_size
+    blocks = lax.dynamic_slice_in_dim(table, index * blocks_per_tile, blocks_per_tile)
+    # [n K S d] -> [K n*S d]
+    return array[layer_index, blocks].transpose(1, 0, 2, 3).reshape(num_kv, -1, head_dim)
+
+
+def _attention_xla(
+    q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: int, query_tile: int
+) -> jax.Array:
+    """Items in batches, each over its sequence's whole table width at once: for devices that want large operations."""
+    num_kv, groups, head_dim = cache.k.shape[2], q.shape[1] // cache.k.shape[2], q.shape[2]
+
+    def attend_item(item: tuple[jax.Array, jax.Array]) -> jax.Array:
+        row, start = item
+        q_item = lax.dynamic_slice_in_dim(q, start, query_tile).reshape(query_tile, num_kv, groups, head_dim)
+        pos_item = lax.dynamic_slice_in_dim(positions, start, query_tile)
+        k, v = cache.k[layer_index, inputs.block_tables[row]], cache.v[layer_index, inputs.block_tables[row]]
+        scores = _contract("QKGd,PKSd->KGQPS", q_item, k) / math.sqrt(head_dim)
+        context = jnp.arange(k.shape[0] * k.shape[2]).reshape(k.shape[0], k.shape[2])
+        visible = jnp.expand_dims(context, 0) <= jnp.expand_dims(pos_item, (1, 2))
+        scores = jnp.where(jnp.expand_dims(visible, (0, 1)), scores, -jnp.inf)
+        weights = jnp.exp(scores - scores.max(axis=(-2, -1), keepdims=True))
+        out = _contract("KGQPS,PKSd->QKGd", weights.astype(v.dtype), v)
+        total = weights.sum(axis=(-2, -1)).transpose(2, 0, 1)
+        return (out / jnp.expand_dims(total, 3)).reshape(query_tile, -1, head_dim).astype(q.dtype)
+
+    items = lax.map(attend_item, (inputs.item_rows, inputs.item_starts), batch_size=64)  # [A Q H d]
+    offsets = jnp.arange(query_tile)
+    is_real = jnp.expand_dims(offsets, 0) < jnp.expand_dims(inputs.item_lens, 1)
+    places = jnp.expand_dims(inputs.item_starts, 1) + jnp.expand_dims(offsets, 0)
+    places = jnp.where(is_real, places, q.shape[0])  # dropped
+    return jnp.zeros_like(q).at[places].set(items, mode="drop")
+
+
+def full_attention(
+    q: jax.Array,  # [B T H d]
+    k: jax.Array,  # [B T K d]
+    v: jax.Array,  # [B T K d]
+) -> jax.Array:  # [B T H d]
+    """Returns causal attention with no cache, the differentiable form that `forward` uses."""
+    batch, num_tokens, num_heads, head_dim = q.shape
+    q = q.reshape(batch, num_tokens, k.shape[2], -1, head_dim)
+    scores = _contract("BQKGd,BCKd->BKGQC", q, k) / math.sqrt(head_dim)
+    visible = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))
+    scores = jnp.where(jnp.expand_dims(visible, (0, 1, 2)), scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = _contract("BKGQC,BCKd->BQKGd", weights, v).astype(v.dtype)
+    return out.reshape(batch, num_tokens, num_heads, head_dim)
+
+
+def project_add(
+    attended: jax.Array,  # [T H d]
+    residual: jax.Array,  # [T D]
+    o_proj: DenseLinear,
+    *,
+    tiles: RowTiles | None,
+) -> jax.Array:  # [T D]
+    """Returns the residual stream with the output projection of the heads added."""
+
+    def compute(attended: jax.Array, residual: jax.Array) -> tuple[jax.Array]:
+        return (residual + linear(attended.reshape(attended.shape[0], -1), o_proj),)
+
+    (out,) = map_rows(compute, tiles, attended, residual)
+    return out
+
+
+def _contract(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns the einsum in float32."""
+    return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)

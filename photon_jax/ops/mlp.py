@@ -1,0 +1,44 @@
+"""The gated MLP half of a layer, at the size of a fusion: gate and up, then down and the residual."""
+
+import jax
+import jax.numpy as jnp
+
+from photon_jax.models.config import ModelConfig
+from photon_jax.models.params import DenseLinear, LayerParams
+from photon_jax.ops.linear import linear
+from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.tiles import RowTiles, map_rows
+
+
+def gate_up(
+    x: jax.Array,  # [T D]
+    layer: LayerParams,
+    *,
+    config: ModelConfig,
+    tiles: RowTiles | None,
+) -> jax.Array:  # [T F]
+    """Returns silu(gate) * up of the normed input (SwiGLU, Shazeer, arXiv:2002.05202); silu in float32."""
+
+    def compute(x: jax.Array) -> tuple[jax.Array]:
+        normed = rms_norm(x, layer.post_attention_norm, eps=config.rms_norm_eps)
+        gate, up = jnp.split(linear(normed, layer.gate_up_proj), 2, axis=-1)
+        return (jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype) * up,)
+
+    (hidden,) = map_rows(compute, tiles, x)
+    return hidden
+
+
+def down_add(
+    hidden: jax.Array,  # [T F]
+    residual: jax.Array,  # [T D]
+    down_proj: DenseLinear,
+    *,
+    tiles: RowTiles | None,
+) -> jax.Array:  # [T D]
+    """Returns the residual stream with the down projection added."""
+
+    def compute(hidden: jax.Array, residual: jax.Array) -> tuple[jax.Array]:
+        return (residual + linear(hidden, down_proj),)
+
+    (out,) = map_rows(compute, tiles, hidden, residual)
+    return out

@@ -1,0 +1,24 @@
+"""Root-mean-square normalization."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def rms_norm(
+    x: jax.Array,  # [* D]
+    weight: jax.Array,  # [D]
+    *,
+    eps: float,
+) -> jax.Array:  # [* D]
+    """Returns x scaled to unit root-mean-square over its last axis, then by weight.
+
+    The mean square is taken in float32; the result has x's dtype (Zhang and Sennrich, arXiv:1910.07467).
+
+    Args:
+      eps: added to the mean square, not to its root.
+    """
+    x32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    normed = (x32 * lax.rsqrt(mean_square + eps)).astype(x.dtype)
+    return normed * jnp.expand_dims(weight, tuple(range(x.ndim - 1)))

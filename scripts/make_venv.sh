@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Makes or refreshes the virtual environment of this checkout and installs photon_jax into it.
+#
+#   scripts/make_venv.sh [extra ...]
+#
+# Prints the environment's path as the last line of standard output. Does nothing, and needs no network, when the
+# dependencies and the sources are those that were installed last.
+#
+#   PHOTON_VENV    where the environment is (default: .venv in the checkout)
+#   PHOTON_PYTHON  the Python that makes it (default: the first of 3.11 or later that is found)
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="${PHOTON_VENV:-$root/.venv}"
+extras="$(printf '%s\n' "$@" | sort -u | paste -s -d, -)"
+unset PYTHONPATH PYTHONHOME
+
+say() { printf '%s\n' "$*" >&2; }
+
+# A launcher can exist and still start nothing (a pyenv shim), be too old, or lack venv (Debian splits it off).
+is_usable() {
+  "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1
+}
+
+find_python() {
+  local name candidate
+  for name in ${PHOTON_PYTHON:-python3 python3.12 python3.11 python3.13 python3.14}; do
+    candidate="$(command -v "$name" || true)"
+    if [ -n "$candidate" ] && is_usable "$candidate"; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  for candidate in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[1-4]*/bin/python3; do
+    if [ -z "${PHOTON_PYTHON:-}" ] && is_usable "$candidate"; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  say "photon_jax needs Python 3.11, 3.12, 3.13 or 3.14 with its venv module; looked for:" \
+    "${PHOTON_PYTHON:-python3, python3.12, python3.11, python3.13, python3.14 and pyenv's versions}."
+  say "Install one (on Debian and Ubuntu: apt-get install python3 python3-venv) or set PHOTON_PYTHON to its path."
+  exit 1
+}
+
+hash_of() { cksum | tr -d ' \n'; }
+
+# The hash of what the wheel is made of, file names included.
+hash_sources() {
+  (cd "$root" && find photon_jax pallas_kernels pyproject.toml README.md LICENSE -type f \
+    ! -name '*.pyc' -exec cksum {} + | LC_ALL=C sort | hash_of)
+}
+
+if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
+  python="$(find_python)"
+  say "Making $venv with $("$python" --version) ..."
+  "$python" -m venv --clear "$venv"
+fi
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
+
+# The backend comes first: with it in the environment the package itself is built with no network.
+dependencies="$venv/.photon-dependencies-${extras:-none}"
+wanted="$(hash_of <"$root/pyproject.toml")"
+if [ "$(cat "$dependencies" 2>/dev/null)" != "$wanted" ]; then
+  say "Installing the dependencies${extras:+ with [$extras]}; this takes a few minutes once ..."
+  "${pip[@]}" install --quiet 'hatchling>=1.27' >&2
+  "${pip[@]}" install --quiet --no-build-isolation "$root${extras:+[$extras]}" >&2
+  printf '%s' "$wanted" >"$dependencies"
+  rm -f "$venv/.photon-package"
+fi
+
+package="$venv/.photon-package"
+wanted="$(hash_sources)"
+if [ "$(cat "$package" 2>/dev/null)" != "$wanted" ]; then
+  say "Installing photon_jax ..."
+  "${pip[@]}" install --quiet --no-index --no-deps --no-build-isolation --force-reinstall "$root" >&2
+  printf '%s' "$wanted" >"$package"
+fi
+printf '%s\n' "$venv"
