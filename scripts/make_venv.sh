@@ -23,8 +23,9 @@ is_usable() {
 }
 
 find_python() {
-  local name candidate
-  for name in ${PHOTON_PYTHON:-python3 python3.12 python3.11 python3.13 python3.14}; do
+  local name candidate names=(python3 python3.12 python3.11 python3.13 python3.14)
+  if [ -n "${PHOTON_PYTHON:-}" ]; then names=("$PHOTON_PYTHON"); fi
+  for name in "${names[@]}"; do
     candidate="$(command -v "$name" || true)"
     if [ -n "$candidate" ] && is_usable "$candidate"; then
       printf '%s\n' "$candidate"
@@ -37,8 +38,8 @@ find_python() {
       return
     fi
   done
-  say "photon_jax needs Python 3.11, 3.12, 3.13 or 3.14 with its venv module; looked for:" \
-    "${PHOTON_PYTHON:-python3, python3.12, python3.11, python3.13, python3.14 and pyenv's versions}."
+  say "photon_jax needs Python 3.11, 3.12, 3.13 or 3.14 with its venv module; looked for" \
+    "${PHOTON_PYTHON:-python3, python3.11 to python3.14, and versions of pyenv}."
   say "Install one (on Debian and Ubuntu: apt-get install python3 python3-venv) or set PHOTON_PYTHON to its path."
   exit 1
 }

@@ -5,7 +5,6 @@ import os
 import sys
 
 import hypothesis
-import pytest
 
 
 def pytest_addoption(parser):

@@ -20,7 +20,8 @@ _VECTOR_BYTES = 16  # of one load by one thread
 
 
 def _iota(size: int, axis: int, ndim: int) -> jax.Array:
-    return lax.iota(jnp.int32, size).reshape([size if i == axis else 1 for i in range(ndim)])
+    # A broadcast keeps what the compiler knows of contiguity, a reshape loses it and loads byte by byte.
+    return lax.broadcast_in_dim(lax.iota(jnp.int32, size), [size if i == axis else 1 for i in range(ndim)], (axis,))
 
 
 def _steps(num_inputs: int, tiles: TileConfig) -> tuple[int, int]:
@@ -94,31 +95,36 @@ def _dot_kernel(
     precision = lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
     has_scale_a_step = group_size and group_size % tiles.tile_k == 0
 
-    def load_scale(first, width):
-        groups = first // group_size + lax.iota(jnp.int32, width) if width else first // group_size
-        if not width:
-            return plt.load(refs[0].at[outputs, groups], mask=is_output, other=0.0).astype(jnp.float32)
-        mask = is_output[:, None] & (groups < refs[0].shape[1])[None, :]
-        return plt.load(refs[0].at[outputs[:, None], groups[None, :]], mask=mask, other=0.0).astype(jnp.float32)
-
-    def accumulate(step, acc):
+    def load_scale(step):  # f32[tile_n], or f32[tile_n groups] where a step has several
         first = start + step * tiles.tile_k
-        inputs = first + lax.iota(jnp.int32, tiles.tile_k)
+        if has_scale_a_step:
+            # Past the end, in a ragged split, weights are 0 and any scale will do.
+            group = jnp.minimum(first, num_inputs - 1) // group_size
+            return plt.load(refs[0].at[outputs, group], mask=is_output, other=0.0)
+        groups = first // group_size + lax.iota(jnp.int32, tiles.tile_k // group_size)
+        mask = is_output[:, None] & (groups < refs[0].shape[1])[None, :]
+        return plt.load(refs[0].at[outputs[:, None], groups[None, :]], mask=mask, other=0.0)
+
+    def accumulate(step, carry):
+        acc, scales = carry
+        inputs = start + step * tiles.tile_k + lax.iota(jnp.int32, tiles.tile_k)
         is_input = inputs < num_inputs
         x = plt.load(x_ref.at[rows[:, None], inputs[None, :]], mask=is_row[:, None] & is_input[None, :], other=0.0)
         mask = is_output[:, None] & is_input[None, :]
         weights = plt.load(w_ref.at[outputs[:, None], inputs[None, :]], mask=mask, other=0)
         if group_size and not has_scale_a_step:
-            scale = load_scale(first, tiles.tile_k // group_size)
-            grouped = weights.reshape(tiles.tile_n, -1, group_size).astype(jnp.float32) * scale[:, :, None]
+            grouped = weights.reshape(tiles.tile_n, -1, group_size).astype(jnp.float32)
+            grouped = grouped * scales[0].astype(jnp.float32)[:, :, None]
             weights = grouped.reshape(tiles.tile_n, tiles.tile_k)
         part = jnp.dot(x, weights.astype(x.dtype).T, precision=precision, preferred_element_type=jnp.float32)
-        # first may pass the end in a ragged split: its weights are 0, its scale is read at the last group.
         if has_scale_a_step:
-            part = part * load_scale(jnp.minimum(first, num_inputs - 1), 0)[None, :]
-        return acc + part
+            part = part * scales[0].astype(jnp.float32)[None, :]
+        return acc + part, (*scales[1:], load_scale(step + len(scales))) if scales else ()
 
-    acc = lax.fori_loop(0, steps, accumulate, jnp.zeros((tiles.tile_m, tiles.tile_n), jnp.float32))
+    # The compiler pipelines weights and x, not the two-byte scales: they are asked for num_stages steps ahead here.
+    scales = tuple(load_scale(step) for step in range(tiles.num_stages)) if group_size else ()
+    acc = jnp.zeros((tiles.tile_m, tiles.tile_n), jnp.float32)
+    acc, _ = lax.fori_loop(0, steps, accumulate, (acc, scales))
     index = (rows[:, None], outputs[None, :])
     index = index if len(out_ref.shape) == 2 else (pl.program_id(2), *index)
     plt.store(out_ref.at[index], acc.astype(out_ref.dtype), mask=is_row[:, None] & is_output[None, :])

@@ -56,7 +56,7 @@ class CompileCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, _duration_s: float, **_details: str | int) -> None:
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         self.count += event == _COMPILE_EVENT
 
 
@@ -115,7 +115,7 @@ def engine_config_for(settings: list[Setting], fields: dict[str, object]) -> Eng
 
 
 def bench(
-    llm: photon_jax.LLM, setting: Setting, repeats: int, compiles: CompileCounter, *, first_seed: int
+    llm: "photon_jax.LLM", setting: Setting, repeats: int, compiles: CompileCounter, *, first_seed: int
 ) -> dict[str, object]:
     """Returns the rates of one setting: one run to warm up, then the median of `repeats` runs."""
     run_once(llm, setting, first_seed)
@@ -139,14 +139,14 @@ def bench(
     }
 
 
-def run_once(llm: photon_jax.LLM, setting: Setting, seed: int) -> Run:
+def run_once(llm: "photon_jax.LLM", setting: Setting, seed: int) -> Run:
     """Runs the prompts of one seed twice, first for one token each, then for all."""
     prefill_s, _ = _time_generate(llm, setting, seed, num_tokens=1)
     total_s, ttft_s = _time_generate(llm, setting, seed + 500, num_tokens=setting.output_len)
     return Run(prefill_s=prefill_s, total_s=total_s, ttft_s=ttft_s)
 
 
-def _time_generate(llm: photon_jax.LLM, setting: Setting, seed: int, *, num_tokens: int) -> tuple[float, float]:
+def _time_generate(llm: "photon_jax.LLM", setting: Setting, seed: int, *, num_tokens: int) -> tuple[float, float]:
     """Returns the seconds that a batch of random prompts took, and the median time to a request's first token."""
     ids = np.random.default_rng(seed).integers(0, llm.config.vocab_size, (setting.batch_size, setting.prompt_len))
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -159,7 +159,7 @@ def _time_generate(llm: photon_jax.LLM, setting: Setting, seed: int, *, num_toke
     return total_s, statistics.median(wait for wait in waits if wait is not None)
 
 
-def describe(model: str, llm: photon_jax.LLM, config: EngineConfig, load_s: float) -> dict[str, object]:
+def describe(model: str, llm: "photon_jax.LLM", config: EngineConfig, load_s: float) -> dict[str, object]:
     """Returns what identifies a measurement: device, versions, model and engine settings."""
     device = jax.devices()[0]
     shape = llm.config

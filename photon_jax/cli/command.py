@@ -91,7 +91,7 @@ def exit_code_of(body: Callable[[], None]) -> int:
 def use_compile_cache(flag_values: flags.FlagValues) -> None:
     """Keeps compiled programs on disk for the next start, unless the caller chose another place or none."""
     directory = flag_values.compile_cache_dir
-    chosen_elsewhere = jax.config.jax_compilation_cache_dir and not flag_values["compile_cache_dir"].present
+    chosen_elsewhere = jax.config.values["jax_compilation_cache_dir"] and not flag_values["compile_cache_dir"].present
     if not directory or chosen_elsewhere:
         return
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
@@ -103,7 +103,7 @@ def shows_progress(flag_values: flags.FlagValues) -> bool:
     return sys.stderr.isatty() if flag_values.progress is None else bool(flag_values.progress)
 
 
-def load_llm(flag_values: flags.FlagValues, config: EngineConfig) -> photon_jax.LLM:
+def load_llm(flag_values: flags.FlagValues, config: EngineConfig) -> "photon_jax.LLM":
     """Returns the model that the flags name, loaded with `config`."""
     use_compile_cache(flag_values)
     return photon_jax.LLM(flag_values.model, engine_config=config, progress=shows_progress(flag_values))

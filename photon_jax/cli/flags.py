@@ -5,6 +5,7 @@ import inspect
 import re
 import types
 import typing
+from typing import Any
 
 from absl import flags
 
@@ -38,7 +39,7 @@ def engine_config_from_flags(flag_values: flags.FlagValues) -> EngineConfig:
 
 def sampling_params_from_flags(flag_values: flags.FlagValues) -> SamplingParams:
     """Returns the sampling parameters that the flags describe."""
-    given = {field.name: flag_values[field.name].value for field in _plain_fields(SamplingParams)}
+    given: dict[str, Any] = {field.name: flag_values[field.name].value for field in _plain_fields(SamplingParams)}
     return SamplingParams(**given)
 
 
@@ -50,7 +51,7 @@ def field_help(owner: type) -> dict[str, str]:
         names, _, text = entry.strip().partition(": ")
         for name in names.split(", "):
             found[name] = " ".join(text.split())
-    for field in dataclasses.fields(owner):  # type: ignore[arg-type]
+    for field in dataclasses.fields(owner):
         if "help" in field.metadata:
             found[field.name] = field.metadata["help"]
     return found
@@ -59,7 +60,7 @@ def field_help(owner: type) -> dict[str, str]:
 def _plain_fields(owner: type) -> list[dataclasses.Field[object]]:
     """Returns the fields that hold a value, not another config."""
     hints = typing.get_type_hints(owner)
-    fields = dataclasses.fields(owner)  # type: ignore[arg-type]
+    fields = dataclasses.fields(owner)
     return [field for field in fields if not dataclasses.is_dataclass(hints[field.name])]
 
 
@@ -72,7 +73,7 @@ def _define_fields(owner: type, flag_values: flags.FlagValues) -> None:
 
 def _define_flag(field: dataclasses.Field[object], hint: object, help_text: str, flag_values: flags.FlagValues) -> None:
     """Defines the flag whose kind fits the field's type; a tuple becomes a flag that may be repeated."""
-    default: typing.Any = field.default
+    default: Any = field.default
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     member = next(m for m in members if m is not types.NoneType)
     if typing.get_origin(member) is typing.Literal:

@@ -74,12 +74,12 @@ def _check_modes(flag_values: flags.FlagValues) -> None:
         raise ConfigError(f"--interactive gives one answer at a time, got --n={flag_values.n}")
 
 
-def answer(llm: photon_jax.LLM, prompt: str, params: SamplingParams, *, system: str | None, is_raw: bool) -> None:
+def answer(llm: "photon_jax.LLM", prompt: str, params: SamplingParams, *, system: str | None, is_raw: bool) -> None:
     """Prints the model's answer to one prompt as it comes, or all of them when several samples are asked for."""
     is_chat = has_chat_template(llm) and not is_raw
     if system is not None and not is_chat:
         raise ConfigError("--system needs a model with a chat template; this one has none")
-    messages = _opening(system) + [{"role": "user", "content": prompt}]
+    messages = [*_opening(system), {"role": "user", "content": prompt}]
     if params.n == 1:
         print_stream(llm.stream_chat(messages, params) if is_chat else llm.stream(prompt, params))
         return
@@ -92,7 +92,7 @@ def answer(llm: photon_jax.LLM, prompt: str, params: SamplingParams, *, system: 
     _print_total([output], time.perf_counter() - started)
 
 
-def has_chat_template(llm: photon_jax.LLM) -> bool:
+def has_chat_template(llm: "photon_jax.LLM") -> bool:
     """Returns whether the model can take messages."""
     return llm.tokenizer is not None and llm.tokenizer.has_chat_template
 
@@ -136,7 +136,7 @@ def speed_line(num_tokens: int, first_s: float | None, total_s: float) -> str:
     return f"{num_tokens} {unit} in {total_s:.2f} s: {rate}time to first token {first_s:.3f} s"
 
 
-def chat_loop(llm: photon_jax.LLM, params: SamplingParams, *, system: str | None) -> None:
+def chat_loop(llm: "photon_jax.LLM", params: SamplingParams, *, system: str | None) -> None:
     """Reads messages from the terminal and prints the answers until the input ends.
 
     An interrupt while an answer comes ends that answer and keeps what there is of it; one at the prompt ends the chat.
@@ -160,7 +160,7 @@ def chat_loop(llm: photon_jax.LLM, params: SamplingParams, *, system: str | None
             messages = _take_turn(llm, [*messages, {"role": "user", "content": text}], params)
 
 
-def _take_turn(llm: photon_jax.LLM, messages: list[Message], params: SamplingParams) -> list[Message]:
+def _take_turn(llm: "photon_jax.LLM", messages: list[Message], params: SamplingParams) -> list[Message]:
     """Prints the answer to the last message; returns the conversation with it, or without both when refused."""
     reply: list[str] = []
 
@@ -185,7 +185,7 @@ def _take_turn(llm: photon_jax.LLM, messages: list[Message], params: SamplingPar
     return [*messages, {"role": "assistant", "content": "".join(reply)}]
 
 
-def run_requests(llm: photon_jax.LLM, requests: list[PromptLine], *, progress: bool) -> list[RequestOutput]:
+def run_requests(llm: "photon_jax.LLM", requests: list[PromptLine], *, progress: bool) -> list[RequestOutput]:
     """Returns the outputs of a prompts file's requests, in order; prints the total speed to standard error."""
     started = time.perf_counter()
     outputs: dict[int, RequestOutput] = {}

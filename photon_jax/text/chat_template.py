@@ -139,9 +139,12 @@ def _plain(value: Any, where: str) -> Any:
     """Returns a copy in JSON types alone: a template, which is code of the checkpoint, gets no other object."""
     if value is None or type(value) in (str, int, float, bool):
         return value
-    for base in (str, int, float):  # an enum member, for one, becomes the plain value
-        if isinstance(value, base):
-            return base.__new__(base, value)
+    if isinstance(value, str):  # of a subclass, such as an enum: only its characters
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item, where) for key, item in value.items()}
     if isinstance(value, list | tuple):

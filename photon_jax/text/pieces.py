@@ -91,9 +91,7 @@ def read_decoder(spec: Mapping[str, Any] | None) -> PieceDecoder:
             raise _unsupported(kinds)
     if "Fuse" not in kinds:
         raise _unsupported(kinds)
-    return PieceDecoder(
-        byte_fallback=byte_fallback, replacements=tuple(replacements), num_stripped=num_stripped
-    )
+    return PieceDecoder(byte_fallback=byte_fallback, replacements=tuple(replacements), num_stripped=num_stripped)
 
 
 def _unsupported(kinds: list[str]) -> CheckpointError:

@@ -129,7 +129,7 @@ def hand_out_null(manager: BlockManager) -> None:
 
 
 def miscount(manager: BlockManager) -> None:
-    manager._ref_count[manager.allocate(1)[0]] = -1
+    manager._ref_count[manager._free[-1]] = -1
 
 
 def free_cached(manager: BlockManager) -> None:
@@ -144,7 +144,7 @@ def free_cached(manager: BlockManager) -> None:
         (double, "are in two places"),
         (lose, "are neither free nor idle nor held"),
         (hand_out_null, "the null block was handed out"),
-        (miscount, "are neither free nor idle nor held"),
+        (miscount, "have negative reference counts"),
         (free_cached, "are cached, yet on the free list"),
     ],
 )

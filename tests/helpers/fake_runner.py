@@ -203,12 +203,15 @@ def run(
     after_step: Callable[[StepPlan], None] | None = None,
 ) -> dict[str, Collected]:
     """Steps until nothing is left; returns the outputs by request id."""
-    collector = Collector()
-    for _ in range(max_steps):
-        if not scheduler.has_unfinished:
-            return collector.outputs
+    collector, num_steps = Collector(), 0
+    while scheduler.has_unfinished:
+        assert num_steps < max_steps, (
+            f"{scheduler.num_running} run, {scheduler.num_waiting} wait after {num_steps} steps"
+        )
         plan = scheduler.schedule()
+        check_plan(plan, scheduler._config)
         collector.take(scheduler.apply(plan, runner.step(plan)))
         if after_step is not None:
             after_step(plan)
-    raise AssertionError(f"{scheduler.num_running} running and {scheduler.num_waiting} waiting after {max_steps} steps")
+        num_steps += 1
+    return collector.outputs

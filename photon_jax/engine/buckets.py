@@ -1,0 +1,133 @@
+"""Buckets: the padded sizes that steps come in, and the choice of the smallest that holds a plan. Host only."""
+
+import dataclasses
+import itertools
+
+from photon_jax.cache.layout import CacheLayout
+from photon_jax.config import SchedulerConfig
+from photon_jax.scheduler.plan import StepPlan
+from photon_jax.step_io import StepLayout
+
+BASE_ROW_TILE = 8
+LARGE_QUERY_TILE = 16
+CONTEXT_TILE = 64  # the reference attention reads whole tiles of the table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TileChoice:
+    """Tile sizes whose bits agree, so that programs with different ones can serve one request.
+
+    Attributes:
+      row_tiles: ascending, BASE_ROW_TILE among them.
+      query_tile: of steps that hold a row with several tokens.
+    """
+
+    row_tiles: tuple[int, ...] = (BASE_ROW_TILE,)
+    query_tile: int = 1
+
+    def row_tile(self, num_rows: int) -> int:
+        """Returns the smallest tile that covers `num_rows`, else the largest."""
+        return next((tile for tile in self.row_tiles if tile >= num_rows), self.row_tiles[-1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """The allowed sizes, ascending; the last of each covers the scheduler's limits.
+
+    Attributes:
+      decode_rows: T = B where every row computes one token.
+      mixed_tokens: T of other steps, whose B is mixed_rows.
+      table_widths: P.
+    """
+
+    decode_rows: tuple[int, ...]
+    mixed_tokens: tuple[int, ...]
+    mixed_rows: int
+    table_widths: tuple[int, ...]
+    tiles: TileChoice
+
+    def choose(self, plan: StepPlan) -> StepLayout:
+        """Returns the smallest layout that holds the plan."""
+        num_rows = len(plan.scheduled)
+        width = _first_at_least(self.table_widths, max(len(item.seq.block_ids) for item in plan.scheduled))
+        has_scores = any(item.seq.request.score for item in plan.scheduled)
+        if plan.num_tokens == num_rows:
+            return self._decode(_first_at_least(self.decode_rows, num_rows), width, has_scores)
+        return self._mixed(_first_at_least(self.mixed_tokens, plan.num_tokens), width, has_scores)
+
+    def layouts(self, *, has_scores: bool) -> list[StepLayout]:
+        """Returns every layout that `choose` can give, largest first."""
+        decode = [self._decode(r, w, has_scores) for r, w in itertools.product(self.decode_rows, self.table_widths)]
+        mixed = [self._mixed(t, w, has_scores) for t, w in itertools.product(self.mixed_tokens, self.table_widths)]
+        return (decode + mixed)[::-1]
+
+    def _decode(self, num_rows: int, width: int, has_scores: bool) -> StepLayout:
+        return StepLayout(
+            num_tokens=num_rows,
+            num_rows=num_rows,
+            table_width=width,
+            query_tile=1,
+            row_tile=self.tiles.row_tile(num_rows),
+            has_scores=has_scores,
+        )
+
+    def _mixed(self, num_tokens: int, width: int, has_scores: bool) -> StepLayout:
+        return StepLayout(
+            num_tokens=num_tokens,
+            num_rows=self.mixed_rows,
+            table_width=width,
+            query_tile=self.tiles.query_tile,
+            row_tile=self.tiles.row_tile(num_tokens),
+            has_scores=has_scores,
+        )
+
+
+def tiled_buckets(
+    config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int, tiles: TileChoice
+) -> BucketSpec:
+    """Returns buckets for the reference ops, which compute only the tiles in use: few sizes suffice."""
+    step = tiles.row_tiles[-1]
+    rows, tokens = _round_up(config.max_num_seqs, step), _round_up(config.max_num_batched_tokens, step)
+    decode_rows = {tile for tile in tiles.row_tiles if tile < config.max_num_seqs} | {
+        tiles.row_tile(config.max_num_seqs) if config.max_num_seqs <= step else rows
+    }
+    return BucketSpec(
+        decode_rows=tuple(sorted(decode_rows)),
+        mixed_tokens=tuple(sorted({step, tokens})),
+        mixed_rows=rows,
+        table_widths=(_table_width(layout, max_model_len),),
+        tiles=tiles,
+    )
+
+
+def padded_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int) -> BucketSpec:
+    """Returns buckets for ops that compute the padding too: sizes in steps of four."""
+    return BucketSpec(
+        decode_rows=_ladder(1, config.max_num_seqs),
+        mixed_tokens=_ladder(32, config.max_num_batched_tokens),
+        mixed_rows=config.max_num_seqs,
+        table_widths=_ladder(8, _table_width(layout, max_model_len)),
+        tiles=TileChoice(query_tile=LARGE_QUERY_TILE),
+    )
+
+
+def _table_width(layout: CacheLayout, max_model_len: int) -> int:
+    return _round_up(layout.blocks_for(max_model_len), max(1, CONTEXT_TILE // layout.block_size))
+
+
+def _ladder(first: int, last: int) -> tuple[int, ...]:
+    """Returns first, 4 * first, ... below last, and last."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 4
+    return (*sizes, last)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _first_at_least(sizes: tuple[int, ...], value: int) -> int:
+    assert value <= sizes[-1], f"{value} is beyond the largest bucket, {sizes[-1]}"
+    return next(size for size in sizes if size >= value)

@@ -1,0 +1,94 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from absl import flags
+from helpers.fake_llm import FakeLLM
+
+import photon_jax
+from photon_jax.cli import bench
+from photon_jax.errors import ConfigError
+
+
+@pytest.fixture
+def llms(monkeypatch):
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(FakeLLM(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setitem(photon_jax.__dict__, "LLM", make)
+    return made
+
+
+def run_main(*arguments):
+    flag_values = flags.FlagValues()
+    bench.define_flags(flag_values)
+    flag_values(["photon-bench", "--compile_cache_dir=", *arguments])
+    bench.main(flag_values)
+
+
+def test_each_setting_is_one_line_of_json_that_says_what_ran_where(llms, capsys):
+    run_main("--model=/models/tiny/", "--batch_sizes=1,4", "--prompt_len=6", "--output_len=5", "--repeats=2")
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["batch_size"] for record in records] == [1, 4]
+    for record in records:
+        assert (record["model"], record["prompt_len"], record["output_len"]) == ("tiny", 6, 5)
+        assert record["versions"]["jax"] == jax.__version__
+        assert record["platform"] == jax.devices()[0].platform
+        assert record["device"].endswith(jax.devices()[0].device_kind)
+        assert record["output_tokens_per_s"] > 0 and record["prefill_tokens_per_s"] > 0
+        assert record["ttft_s"] == 0.01
+        assert record["host_peak_rss_bytes"] > 2**20
+        assert len(record["total_s_runs"]) == record["repeats"] == 2
+
+
+def test_every_run_has_new_prompts_and_ends_at_its_length_alone(llms, capsys):
+    run_main("--batch_sizes=2", "--prompt_len=16", "--output_len=5", "--repeats=3")
+    (llm,) = llms
+    batches = [prompts for _, prompts, _ in llm.calls]
+    assert len(batches) == 2 * (1 + 3)
+    everything = [tuple(prompt) for batch in batches for prompt in batch]
+    assert len(set(everything)) == len(everything)
+    assert {len(prompt) for prompt in everything} == {16}
+    assert [params.max_tokens for _, _, params in llm.calls] == [1, 5] * 4
+    assert all(params.ignore_eos and params.temperature == 0.0 for _, _, params in llm.calls)
+
+
+def test_rates_follow_from_the_times(monkeypatch):
+    times = iter([(9.0, 9.0), (9.0, 9.0), (2.0, 0.5), (10.0, 0.7)])
+    monkeypatch.setattr(bench, "_time_generate", lambda *_args, **_kwargs: next(times))
+    setting = bench.Setting(batch_size=2, prompt_len=10, output_len=5)
+    record = bench.bench(FakeLLM(), setting, 1, bench.CompileCounter(), first_seed=0)
+    assert record["prefill_tokens_per_s"] == 10.0  # 20 tokens in 2 s
+    assert record["decode_tokens_per_s"] == 1.0  # 8 tokens in 8 s
+    assert record["output_tokens_per_s"] == 1.0  # 10 tokens in 10 s
+    assert (record["ttft_s"], record["total_s"]) == (0.7, 10.0)
+
+
+def test_limits_make_room_for_the_settings_unless_they_are_given(llms, capsys):
+    run_main("--batch_sizes=100", "--prompt_len=6", "--output_len=5", "--repeats=1")
+    config = llms[0].engine_config
+    assert config.max_model_len == 11
+    assert config.scheduler.max_num_seqs == 100
+    run_main("--batch_sizes=100", "--prompt_len=6", "--output_len=5", "--repeats=1", "--max_num_seqs=7")
+    assert llms[1].engine_config.scheduler.max_num_seqs == 7
+
+
+@pytest.mark.parametrize("sizes", ["0", "a", "-1", "1,,2", ""])
+def test_batch_sizes_are_positive_integers(llms, sizes):
+    with pytest.raises(ConfigError, match="batch_sizes"):
+        run_main(f"--batch_sizes={sizes}")
+    assert not llms
+
+
+def test_compiles_are_counted():
+    compiles = bench.CompileCounter()
+    function = jax.jit(lambda x: x * 3 + 1)
+    function(jnp.ones(7)).block_until_ready()
+    once = compiles.count
+    function(jnp.ones(7)).block_until_ready()
+    assert once >= 1
+    assert compiles.count == once

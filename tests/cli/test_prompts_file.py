@@ -1,0 +1,106 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from helpers.fake_llm import FakeLLM
+
+from photon_jax.cli.prompts_file import open_results, read_prompts, result_line
+from photon_jax.errors import RequestError
+from photon_jax.request import SamplingParams
+
+DEFAULTS = SamplingParams(temperature=0.5, max_tokens=3)
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_prompts_ids_and_messages_are_read_with_their_own_parameters(tmp_path):
+    messages = [{"role": "user", "content": "hé"}]
+    path = write(
+        tmp_path,
+        '{"prompt": "one", "id": "a"}',
+        "",
+        '{"prompt": [1, 2], "temperature": 0, "stop": ["x"], "id": 7}',
+        json.dumps({"messages": messages, "max_tokens": 9}, ensure_ascii=False),
+    )
+    first, second, third = read_prompts(path, DEFAULTS)
+    assert (first.prompt, first.messages, first.params, first.identity) == ("one", None, DEFAULTS, "a")
+    assert (second.prompt, second.identity) == ([1, 2], 7)
+    assert second.params == SamplingParams(temperature=0, max_tokens=3, stop=("x",))
+    assert (third.prompt, third.messages, third.params.max_tokens) == (None, messages, 9)
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("{", "line 2: Expecting"),
+        ("[1]", "line 2: expected a JSON object, got list"),
+        ("{}", "line 2: expected exactly one of prompt and messages"),
+        ('{"prompt": "a", "messages": []}', "line 2: expected exactly one"),
+        ('{"prompt": "a", "temprature": 1}', "line 2: unknown field 'temprature'"),
+        ('{"prompt": 5}', "line 2: prompt must be text or a list of token ids, got 5"),
+        ('{"prompt": []}', "line 2: prompt must be"),
+        ('{"prompt": [true]}', "line 2: prompt must be"),
+        ('{"prompt": ["a"]}', "line 2: prompt must be"),
+        ('{"messages": []}', "line 2: messages must be"),
+        ('{"messages": [{"content": "a"}]}', "line 2: messages must be"),
+        ('{"prompt": "a", "top_p": 2}', "line 2: top_p must be a finite number"),
+        ('{"prompt": "a", "max_tokens": "5"}', "line 2: max_tokens must be an integer"),
+        ('{"prompt": "a", "ignore_eos": "no"}', "line 2: ignore_eos must be true or false"),
+        ('{"prompt": "a", "stop_token_ids": 5}', "line 2: stop_token_ids must be a list"),
+        ('{"prompt": "a", "stop_token_ids": [null]}', "line 2: stop_token_ids must be"),
+        ('{"prompt": "a", "stop": 5}', "line 2: stop must be"),
+        ('{"prompt": "a", "temperature": NaN}', "line 2: temperature must be a finite number"),
+        ('{"prompt": "a", "id": [1]}', "line 2: id must be"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path, line, match):
+    path = write(tmp_path, '{"prompt": "fine"}', line)
+    with pytest.raises(RequestError, match=match):
+        read_prompts(path, DEFAULTS)
+
+
+def test_a_file_that_is_missing_empty_or_no_text_is_an_error(tmp_path):
+    with pytest.raises(RequestError, match="can't be read"):
+        read_prompts(str(tmp_path / "none.jsonl"), DEFAULTS)
+    with pytest.raises(RequestError, match="holds no request"):
+        read_prompts(write(tmp_path, "", "  "), DEFAULTS)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
+    with pytest.raises(RequestError, match="can't be read"):
+        read_prompts(str(tmp_path / "latin.jsonl"), DEFAULTS)
+
+
+def test_a_result_is_valid_json_with_null_for_an_impossible_tokens_logprob(tmp_path):
+    (request,) = read_prompts(write(tmp_path, '{"prompt": "één twee", "id": 3, "logprobs": 0}'), DEFAULTS)
+    (output,) = FakeLLM().generate([request.prompt], [request.params])
+    record = json.loads(result_line(5, request, output), parse_constant=pytest.fail)
+    assert (record["index"], record["id"], record["prompt"]) == (5, 3, "één twee")
+    assert (record["num_prompt_tokens"], record["num_cached_tokens"]) == (2, 0)
+    (completion,) = record["outputs"]
+    assert (completion["text"], completion["token_ids"]) == ("ÉÉN TWEE ÉÉN", [0, 1, 2])
+    assert (completion["finish_reason"], completion["stop_reason"]) == ("length", None)
+    assert completion["logprobs"]["sampling"] == [None, None, None]
+    np.testing.assert_allclose(completion["logprobs"]["raw"], [-1.0, -1.5, -2.0])
+    assert not any(math.isinf(value) for value in completion["logprobs"]["raw"])
+
+
+def test_the_output_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text("old\n", encoding="utf-8")
+    with pytest.raises(KeyError), open_results(str(path)) as file:
+        file.write("half")
+        raise KeyError
+    assert path.read_text(encoding="utf-8") == "old\n"
+    with open_results(str(path)) as file:
+        file.write("new\n")
+    assert path.read_text(encoding="utf-8") == "new\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_file_that_cannot_be_written_is_an_error_before_the_run(tmp_path):
+    with pytest.raises(RequestError, match="can't be written"), open_results(str(tmp_path / "none" / "out.jsonl")):
+        pytest.fail("the body ran")

@@ -1,0 +1,51 @@
+"""Prompts for the demo model's golden file: base-style text, code, and chat as its template writes it."""
+
+_CHAT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    _CHAT.format("What is the capital of France?"),
+    "Once upon a time, in a small village by the sea,",
+    "The three states of matter are",
+    "Water boils at 100 degrees",
+    "import numpy as np\n\ndef softmax(x):\n",
+    _CHAT.format("Write one sentence about the moon."),
+    "The quick brown fox",
+    "To make a cup of tea, first",
+    "1, 2, 3, 4, 5, 6, 7, 8,",
+    "Photosynthesis is the process by which",
+    _CHAT.format("Explain what a hash table is."),
+    "In 1969, astronauts",
+    "The opposite of hot is",
+    "class Stack:\n    def __init__(self):\n",
+    _CHAT.format("Name three animals that live in the ocean."),
+    "SELECT name FROM users WHERE",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "The Earth revolves around the",
+    "A prime number is a number that",
+    _CHAT.format("How do I boil an egg?"),
+    "Die Hauptstadt von Deutschland ist",
+    "She opened the old wooden box and found",
+    "for i in range(10):\n    print(",
+    "The largest planet in our solar system is",
+    _CHAT.format("What is two plus two?"),
+    "Shakespeare wrote many plays, including",
+    "The mitochondria is the",
+    "<html>\n<head>\n<title>",
+    "La tour Eiffel est",
+    _CHAT.format("Give me a short recipe for pancakes."),
+    "An algorithm is",
+    "When the rain finally stopped, the children",
+    "The main ingredients of bread are",
+    _CHAT.format("Why is the sky blue?"),
+    "Gravity is a force that",
+    "README\n======\n\nThis project",
+    "Roses are red, violets are blue,",
+    "The first step in solving any problem is",
+    "import os\n\nfor name in os.listdir(",
+    "Music has the power to",
+)
