@@ -26,6 +26,7 @@ from helpers import golden_models, golden_prompts, golden_rope
 
 _MIN_GAP = 2e-3
 _NUM_PROMPTS = 20
+_BATCH = 14
 _NUM_GENERATED = 64
 _NUM_SCORED = 320
 
@@ -81,22 +82,23 @@ def make_smollm2_golden(gguf_path: Path, text_path: Path) -> None:
         gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32, attn_implementation="eager"
     )
     generations = []
-    for prompt in golden_prompts.PROMPTS:
-        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-        output_ids, gaps = _greedy(reference, ids)
-        print(f"{min(gaps):.4f} {prompt!r}", flush=True)
-        if min(gaps) > _MIN_GAP:
-            generations.append(
-                {
-                    "prompt": prompt,
-                    "prompt_token_ids": ids,
-                    "output_token_ids": output_ids,
-                    "gaps": [round(gap, 4) for gap in gaps],
-                    "text": tokenizer.decode(output_ids, skip_special_tokens=False),
-                }
-            )
-        if len(generations) == _NUM_PROMPTS:
-            break
+    for start in range(0, len(golden_prompts.PROMPTS), _BATCH):
+        prompts = golden_prompts.PROMPTS[start : start + _BATCH]
+        prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+        for prompt, ids, output_ids in zip(prompts, prompt_ids, _greedy(reference, prompt_ids), strict=True):
+            gaps = _gaps(reference, ids, output_ids)
+            print(f"{min(gaps):.4f} {prompt!r}", flush=True)
+            if min(gaps) > _MIN_GAP:
+                generations.append(
+                    {
+                        "prompt": prompt,
+                        "prompt_token_ids": ids,
+                        "output_token_ids": output_ids,
+                        "gaps": [round(gap, 4) for gap in gaps],
+                        "text": tokenizer.decode(output_ids, skip_special_tokens=False),
+                    }
+                )
+    generations = generations[:_NUM_PROMPTS]
     text = text_path.read_text(encoding="utf-8")[:4000]
     scored = tokenizer.encode(text, add_special_tokens=False).ids[:_NUM_SCORED]
     golden = {
@@ -125,19 +127,24 @@ def _tokenizer(gguf_path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _greedy(reference: torch.nn.Module, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
-    """64 tokens by argmax, through end-of-text tokens too, and the top-two gap at each step."""
-    output_ids, gaps, cache = [], [], None
-    step_ids = torch.tensor([prompt_ids])
+def _greedy(reference: torch.nn.Module, prompt_ids: list[list[int]]) -> list[list[int]]:
+    """64 tokens by argmax after each prompt, through end-of-text tokens too; the batch is padded on the left."""
+    longest = max(len(ids) for ids in prompt_ids)
+    padded = torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompt_ids])
+    mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompt_ids])
+    reference.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
-        for _ in range(_NUM_GENERATED):
-            output = reference(input_ids=step_ids, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            top = output.logits[0, -1].topk(2)
-            output_ids.append(int(top.indices[0]))
-            gaps.append(float(top.values[0] - top.values[1]))
-            step_ids = torch.tensor([[output_ids[-1]]])
-    return output_ids, gaps
+        whole = reference.generate(padded, attention_mask=mask, max_new_tokens=_NUM_GENERATED)
+    return whole[:, longest:].tolist()
+
+
+def _gaps(reference: torch.nn.Module, prompt_ids: list[int], output_ids: list[int]) -> list[float]:
+    """How far the best logit is above the second at each step, 0 where another token is the best: no padding here."""
+    with torch.inference_mode():
+        logits = reference(input_ids=torch.tensor([prompt_ids + output_ids]), use_cache=False).logits
+    top = logits[0, len(prompt_ids) - 1 : -1].topk(2)
+    is_best = top.indices[:, 0] == torch.tensor(output_ids)
+    return torch.where(is_best, top.values[:, 0] - top.values[:, 1], 0.0).tolist()
 
 
 def _logprobs(reference: torch.nn.Module, ids: list[int]) -> list[float]:

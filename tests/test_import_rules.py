@@ -43,7 +43,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "models.params": (ARRAYS, ("jax",)),
     "quantization": (ARRAYS, ("jax",)),
     "cache.kv_cache": (ARRAYS, ("jax",)),
-    "ops": ((*OPS_SEE, "pallas_kernels"), ("jax",)),
+    "ops": ((*OPS_SEE, "pallas_kernels"), ("jax", "numpy")),
     "models": ((*OPS_SEE, "models"), ("jax",)),
     "checkpoint": (
         ("models", "quantization", "errors", "checkpoint"),

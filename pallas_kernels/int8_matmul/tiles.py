@@ -63,26 +63,20 @@ def tuning_key(*, m: int, n: int, k: int, group_size: int, dtype: str) -> dict[s
     return {"m": row_bucket(m), "n": n, "k": k, "group_size": group_size, "dtype": dtype}
 
 
-def _floor_power_of_two(value: int) -> int:
-    return 1 << (max(1, value).bit_length() - 1)
-
-
 def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     """Returns tiles that every supported shape accepts.
 
-    Up to 4 rows, `sum` with whole rows of weights (up to 4096 inputs at once) and 16 KiB or so a program. Beyond,
-    `dot`, one group a step.
+    Up to 2 rows, `sum` with one warp for a few whole rows of weights (2048 inputs at once); beyond, `dot`, two groups
+    or more a step.
     """
-    weight_bytes = 1 if group_size else 2
-    if m <= 4:
-        tile_k = min(4096, 1 << (k - 1).bit_length())
-        tile_k = max(tile_k, group_size or 16)
-        tile_n = max(1, min(16, _floor_power_of_two(16384 // (tile_k * weight_bytes)), _floor_power_of_two(n)))
-        return TileConfig(method="sum", tile_n=tile_n, tile_k=tile_k, num_warps=4, num_stages=2)
+    step = max(128, 2 * group_size)
+    if m <= 2:
+        tile_k = max(min(2048, 1 << (k - 1).bit_length()), group_size, 16)
+        return TileConfig(method="sum", tile_n=4, tile_k=tile_k, num_warps=1, num_stages=2)
     if m <= 32:
         tile_m = 16 if m <= 16 else 32
-        return TileConfig(method="dot", tile_m=tile_m, tile_n=16, tile_k=group_size or 128, num_warps=2, num_stages=5)
-    return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=group_size or 64, num_warps=4, num_stages=4)
+        return TileConfig(method="dot", tile_m=tile_m, tile_n=16, tile_k=step, num_warps=2, num_stages=4)
+    return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=step, num_warps=4, num_stages=3)
 
 
 def choose_tiles(*, device: str, m: int, n: int, k: int, group_size: int, dtype: str) -> TileConfig:
@@ -94,17 +88,17 @@ def choose_tiles(*, device: str, m: int, n: int, k: int, group_size: int, dtype:
 def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, ...]:
     """Returns the tiles that a tuner times, the heuristic's first."""
     found = [heuristic(m=m, n=n, k=k, group_size=group_size)]
-    step = group_size or 64
+    step = max(128, 2 * group_size)
     if m <= 4:
-        whole = min(8192, 1 << (k - 1).bit_length())
-        for tile_n, tile_k, warps in ((8, 2048, 4), (16, 2048, 8), (4, whole, 4), (8, whole, 8), (4, 1024, 2)):
+        whole = min(2048, 1 << (k - 1).bit_length())
+        for tile_n, tile_k, warps in ((2, whole, 1), (4, whole, 2), (4, whole, 4), (8, whole, 4), (8, whole // 2, 1)):
             found.append(TileConfig(method="sum", tile_n=tile_n, tile_k=tile_k, num_warps=warps, num_stages=2))
     if m <= 32:
         tile_m = 16 if m <= 16 else 32
-        sizes = [(16, 1, 2, 6), (32, 1, 4, 5), (64, 1, 4, 4), (32, 4, 4, 4), (64, 4, 4, 4), (128, 8, 8, 3)]
+        sizes = [(16, 1, 1, 4), (32, 1, 4, 4), (64, 1, 4, 3), (32, 2, 4, 4), (32, 4, 4, 3), (64, 4, 4, 3)]
     else:
         tile_m = 128 if m > 64 else 64
-        sizes = [(64, 1, 4, 4), (128, 1, 8, 3), (64, 4, 4, 4), (32, 1, 4, 4)]
+        sizes = [(64, 1, 4, 2), (128, 1, 8, 2), (64, 4, 4, 2), (32, 1, 4, 3)]
     for tile_n, splits, warps, stages in sizes:
         found.append(
             TileConfig(

@@ -16,11 +16,11 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.int8_matmul.tiles import TileConfig
 
-_VECTOR_BYTES = 16  # of one load by one thread
+_VECTOR = 8  # inputs that a thread loads at once: 16 bytes of activations, 8 of int8 weights
 
 
 def _iota(size: int, axis: int, ndim: int) -> jax.Array:
-    # A broadcast keeps what the compiler knows of contiguity, a reshape loses it and loads byte by byte.
+    # A broadcast keeps what the compiler knows of contiguity; a reshape loses it, and the kernel loads byte by byte.
     return lax.broadcast_in_dim(lax.iota(jnp.int32, size), [size if i == axis else 1 for i in range(ndim)], (axis,))
 
 
@@ -28,6 +28,10 @@ def _steps(num_inputs: int, tiles: TileConfig) -> tuple[int, int]:
     """Returns the inputs of one split, a multiple of tile_k, and how many steps it takes."""
     steps = pl.cdiv(pl.cdiv(num_inputs, tiles.k_splits), tiles.tile_k)
     return steps * tiles.tile_k, steps
+
+
+def _load(ref, index, mask, other):
+    return ref[index] if mask is None else plt.load(ref.at[index], mask=mask, other=other)
 
 
 def _sum_kernel(
@@ -38,44 +42,46 @@ def _sum_kernel(
     group_size: int,
 ):
     out_ref = refs[-1]
-    num_outputs, num_inputs = w_ref.shape
-    tile_n, tile_k = tiles.tile_n, tiles.tile_k
+    num_rows, (num_outputs, num_inputs) = x_ref.shape[0], w_ref.shape
     split_inputs, steps = _steps(num_inputs, tiles)
-    # The inputs of a step are [A C E]: A groups of C vectors of E, so that a thread adds its vector without mates.
-    group = group_size or tile_k
-    vector = min(_VECTOR_BYTES // jnp.dtype(w_ref.dtype).itemsize, group)
-    inner = (tile_k // group, group // vector, vector)
-    outputs = pl.program_id(0) * tile_n + _iota(tile_n, 0, 4)  # i32[tile_n 1 1 1]
-    offsets = _iota(inner[0], 1, 4) * group + _iota(inner[1], 2, 4) * vector + _iota(inner[2], 3, 4)  # i32[1 A C E]
+    # The inputs of a step are [A C E]: A groups of C vectors of E. Activations and weights have one shape, so one
+    # layout, and meet in registers; a thread adds its vector before any exchange.
+    group = group_size or tiles.tile_k
+    shape = (tiles.tile_k // group, group // _VECTOR, _VECTOR)
+    offsets = _iota(shape[0], 0, 3) * group + _iota(shape[1], 1, 3) * _VECTOR + _iota(_VECTOR, 2, 3)
     start = pl.program_id(1) * split_inputs
-    is_output = outputs < num_outputs
-    is_ragged = num_inputs % (tile_k * tiles.k_splits) != 0
+    first_output = pl.program_id(0) * tiles.tile_n
+    is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
 
     def accumulate(step, accs):
-        inputs = start + step * tile_k + offsets
-        is_input = inputs < num_inputs
-        mask = is_output & is_input if is_ragged else jnp.broadcast_to(is_output, (tile_n, *inner))
-        weights = plt.load(w_ref.at[outputs, inputs], mask=mask, other=0).astype(jnp.float32)
-        parts = []
-        for row in range(x_ref.shape[0]):
-            x = plt.load(x_ref.at[row, inputs], mask=is_input, other=0.0) if is_ragged else x_ref[row, inputs]
-            parts.append((weights * x.astype(jnp.float32)).sum(axis=3))  # f32[tile_n A C]
-        if group_size:
-            first = start + step * tile_k
-            groups = first // group + _iota(inner[0], 1, 2)
-            mask = (_iota(tile_n, 0, 2) + pl.program_id(0) * tile_n < num_outputs) & (groups < refs[0].shape[1])
-            rows = pl.program_id(0) * tile_n + _iota(tile_n, 0, 2)
-            scale = plt.load(refs[0].at[rows, groups], mask=mask, other=0.0).astype(jnp.float32)
-            parts = [part * scale[:, :, None] for part in parts]
-        return tuple(acc + part for acc, part in zip(accs, parts, strict=True))
+        first = start + step * tiles.tile_k
+        inputs = first + offsets
+        mask = inputs < num_inputs if is_ragged else None
+        xs = [_load(x_ref, (row, inputs), mask, 0.0).astype(jnp.float32) for row in range(num_rows)]
+        groups = first // group + lax.iota(jnp.int32, shape[0])
+        group_mask = groups * group < num_inputs if is_ragged else None
+        found = []
+        for n in range(tiles.tile_n):
+            # Past the last output the last one is computed again, and not stored.
+            output = jnp.minimum(first_output + n, num_outputs - 1)
+            weights = _load(w_ref, (output, inputs), mask, 0).astype(jnp.float32)
+            parts = [(weights * x).sum(axis=2) for x in xs]  # f32[A C]
+            if group_size:
+                scale = _load(refs[0], (output, groups), group_mask, 0.0).astype(jnp.float32)
+                parts = [part * scale[:, None] for part in parts]
+            found += parts
+        return tuple(acc + part for acc, part in zip(accs, found, strict=True))
 
-    accs = tuple(jnp.zeros((tile_n, *inner[:2]), jnp.float32) for _ in range(x_ref.shape[0]))
+    accs = tuple(jnp.zeros(shape[:2], jnp.float32) for _ in range(tiles.tile_n * num_rows))
     accs = accumulate(0, accs) if steps == 1 else lax.fori_loop(0, steps, accumulate, accs)
-    columns = pl.program_id(0) * tile_n + lax.iota(jnp.int32, tile_n)
-    for row, acc in enumerate(accs):
-        total = acc.sum(axis=2).sum(axis=1).astype(out_ref.dtype)
-        index = (row, columns) if len(out_ref.shape) == 2 else (pl.program_id(1), row, columns)
-        plt.store(out_ref.at[index], total, mask=columns < num_outputs)
+    for n in range(tiles.tile_n):
+        for row in range(num_rows):
+            total = accs[n * num_rows + row].sum(axis=1).sum(axis=0).astype(out_ref.dtype)
+            index = (row, first_output + n) if out_ref.ndim == 2 else (pl.program_id(1), row, first_output + n)
+
+            @pl.when(first_output + n < num_outputs)
+            def _(index=index, total=total):
+                out_ref[index] = total
 
 
 def _dot_kernel(
@@ -91,43 +97,44 @@ def _dot_kernel(
     rows = pl.program_id(0) * tiles.tile_m + lax.iota(jnp.int32, tiles.tile_m)
     outputs = pl.program_id(1) * tiles.tile_n + lax.iota(jnp.int32, tiles.tile_n)
     start = pl.program_id(2) * split_inputs
-    is_row, is_output = rows < num_rows, outputs < num_outputs
+    is_row, is_output = (rows < num_rows)[:, None], (outputs < num_outputs)[:, None]
     precision = lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
-    has_scale_a_step = group_size and group_size % tiles.tile_k == 0
+    is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
+    chunk = min(group_size or tiles.tile_k, tiles.tile_k)  # inputs that share a scale
 
-    def load_scale(step):  # f32[tile_n], or f32[tile_n groups] where a step has several
-        first = start + step * tiles.tile_k
-        if has_scale_a_step:
-            # Past the end, in a ragged split, weights are 0 and any scale will do.
-            group = jnp.minimum(first, num_inputs - 1) // group_size
-            return plt.load(refs[0].at[outputs, group], mask=is_output, other=0.0)
-        groups = first // group_size + lax.iota(jnp.int32, tiles.tile_k // group_size)
-        mask = is_output[:, None] & (groups < refs[0].shape[1])[None, :]
-        return plt.load(refs[0].at[outputs[:, None], groups[None, :]], mask=mask, other=0.0)
+    def load_scales(step):  # one [tile_n] for each chunk of a step; none if dense
+        if not group_size:
+            return ()
+        firsts = [start + step * tiles.tile_k + index * chunk for index in range(tiles.tile_k // chunk)]
+        # Past the end weights are 0, and any scale will do.
+        groups = [jnp.minimum(first, num_inputs - 1) // group_size for first in firsts]
+        return tuple(plt.load(refs[0].at[outputs, group], mask=outputs < num_outputs, other=0.0) for group in groups)
+
+    def multiply(first):  # f32[tile_m tile_n]
+        inputs = first + lax.iota(jnp.int32, chunk)
+        x_mask, w_mask = is_row, is_output
+        if is_ragged:
+            x_mask, w_mask = is_row & (inputs < num_inputs)[None, :], is_output & (inputs < num_inputs)[None, :]
+        x = plt.load(x_ref.at[rows[:, None], inputs[None, :]], mask=x_mask, other=0.0)
+        weights = plt.load(w_ref.at[outputs[:, None], inputs[None, :]], mask=w_mask, other=0).astype(x.dtype)
+        return jnp.dot(x, weights.T, precision=precision, preferred_element_type=jnp.float32)
 
     def accumulate(step, carry):
         acc, scales = carry
-        inputs = start + step * tiles.tile_k + lax.iota(jnp.int32, tiles.tile_k)
-        is_input = inputs < num_inputs
-        x = plt.load(x_ref.at[rows[:, None], inputs[None, :]], mask=is_row[:, None] & is_input[None, :], other=0.0)
-        mask = is_output[:, None] & is_input[None, :]
-        weights = plt.load(w_ref.at[outputs[:, None], inputs[None, :]], mask=mask, other=0)
-        if group_size and not has_scale_a_step:
-            grouped = weights.reshape(tiles.tile_n, -1, group_size).astype(jnp.float32)
-            grouped = grouped * scales[0].astype(jnp.float32)[:, :, None]
-            weights = grouped.reshape(tiles.tile_n, tiles.tile_k)
-        part = jnp.dot(x, weights.astype(x.dtype).T, precision=precision, preferred_element_type=jnp.float32)
-        if has_scale_a_step:
-            part = part * scales[0].astype(jnp.float32)[None, :]
-        return acc + part, (*scales[1:], load_scale(step + len(scales))) if scales else ()
+        # Scales are too short for the compiler's asynchronous copies, so they are asked for a step ahead. Only one:
+        # values carried further than to the next step stop it from pipelining the loop.
+        next_scales = load_scales(step + 1)
+        for index in range(tiles.tile_k // chunk):
+            part = multiply(start + step * tiles.tile_k + index * chunk)
+            acc = acc + (part * scales[index].astype(jnp.float32)[None, :] if scales else part)
+        return acc, next_scales
 
-    # The compiler pipelines weights and x, not the two-byte scales: they are asked for num_stages steps ahead here.
-    scales = tuple(load_scale(step) for step in range(tiles.num_stages)) if group_size else ()
     acc = jnp.zeros((tiles.tile_m, tiles.tile_n), jnp.float32)
-    acc, _ = lax.fori_loop(0, steps, accumulate, (acc, scales))
+    acc, _ = lax.fori_loop(0, steps, accumulate, (acc, load_scales(0)))
     index = (rows[:, None], outputs[None, :])
-    index = index if len(out_ref.shape) == 2 else (pl.program_id(2), *index)
-    plt.store(out_ref.at[index], acc.astype(out_ref.dtype), mask=is_row[:, None] & is_output[None, :])
+    index = index if out_ref.ndim == 2 else (pl.program_id(2), *index)
+    mask = is_row & (outputs < num_outputs)[None, :]
+    plt.store(out_ref.at[index], acc.astype(out_ref.dtype), mask=mask)
 
 
 def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfig) -> None:
@@ -140,8 +147,8 @@ def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfi
         )
     if tiles.method == "sum" and m > 16:
         raise KernelUnsupportedError(f"method sum takes at most 16 rows, got {m}; use dot")
-    if tiles.method == "sum" and group_size and tiles.tile_k % group_size:
-        raise KernelUnsupportedError(f"method sum needs tile_k a multiple of {group_size}, got {tiles.tile_k}")
+    if group_size and tiles.tile_k % group_size and (tiles.method == "sum" or group_size % tiles.tile_k):
+        raise KernelUnsupportedError(f"tile_k must be a multiple of group_size {group_size} (in dot also a divisor), got {tiles.tile_k}")
 
 
 @functools.partial(jax.jit, static_argnames=("group_size", "tiles", "interpret"))

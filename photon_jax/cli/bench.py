@@ -25,10 +25,9 @@ import photon_jax
 from photon_jax.cli.command import define_common_flags, load_llm, run_command
 from photon_jax.cli.flags import engine_fields_from_flags
 from photon_jax.config import EngineConfig, SchedulerConfig, make_engine_config
+from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError
 from photon_jax.request import SamplingParams
-
-_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,17 +48,6 @@ class Run:
     ttft_s: float  # median over the requests of the full run
 
 
-class CompileCounter:
-    """Counts the programs that JAX's backend compiles in this process, from the moment it is made."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        self.count += event == _COMPILE_EVENT
-
-
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines every flag of the command."""
     flags.DEFINE_list(
@@ -75,9 +63,8 @@ def main(flag_values: flags.FlagValues) -> None:
     """Loads the model once and prints a line for each setting."""
     settings = settings_from_flags(flag_values)
     config = engine_config_for(settings, engine_fields_from_flags(flag_values))
-    compiles = CompileCounter()
     started = time.perf_counter()
-    with load_llm(flag_values, config) as llm:
+    with CompileCounter() as compiles, load_llm(flag_values, config) as llm:
         load_s = time.perf_counter() - started
         described = describe(flag_values.model, llm, config, load_s)
         for index, setting in enumerate(settings):
@@ -119,7 +106,7 @@ def bench(
 ) -> dict[str, object]:
     """Returns the rates of one setting: one run to warm up, then the median of `repeats` runs."""
     run_once(llm, setting, first_seed)
-    before = compiles.count
+    before = compiles.num_compiles
     runs = [run_once(llm, setting, first_seed + 1 + i) for i in range(repeats)]
     prefill_s = statistics.median(run.prefill_s for run in runs)
     total_s = statistics.median(run.total_s for run in runs)
@@ -134,8 +121,8 @@ def bench(
         "total_s": round(total_s, 4),
         "total_s_runs": [round(run.total_s, 4) for run in runs],
         "host_peak_rss_bytes": peak_rss_bytes(),
-        "num_compiles": compiles.count,
-        "num_compiles_while_timed": compiles.count - before,
+        "num_compiles": compiles.num_compiles,
+        "num_compiles_while_timed": compiles.num_compiles - before,
     }
 
 

@@ -81,7 +81,7 @@ def _define_flag(field: dataclasses.Field[object], hint: object, help_text: str,
     elif typing.get_origin(member) is tuple:
         is_text = typing.get_args(member)[0] is str
         define = flags.DEFINE_multi_string if is_text else flags.DEFINE_multi_integer
-        define(field.name, list(default), f"{help_text} May be repeated.", flag_values=flag_values)
+        define(field.name, list(default), help_text, flag_values=flag_values)
     elif member is bool:
         flags.DEFINE_bool(field.name, default, help_text, flag_values=flag_values)
     elif member is int:

@@ -58,22 +58,22 @@ def _trace(params: Params, config: StepConfig, row_tile: int, query_tile: int) -
     runner = ModelRunner(
         params, dataclasses.replace(config, model=model), layout, buckets, max_num_seqs=1
     )
-    seq = _sequence(model.vocab_size)
-    results = []
+    results: list[np.ndarray] = []
     for start in range(0, NUM_TOKENS, chunk):
-        row = ScheduledSequence(seq, start, min(chunk, NUM_TOKENS - start), True)
+        is_last = start + chunk >= NUM_TOKENS
+        seq = _sequence(model.vocab_size, arrival=int(is_last), temperature=0.9 if is_last else 0.0)
+        row = ScheduledSequence(seq, start, min(chunk, NUM_TOKENS - start), is_last)
         result = runner.collect(runner.launch(StepPlan((row,))))
-        if start + row.num_new_tokens == NUM_TOKENS:
-            results = [result.token_ids, result.logprobs]
+        results = [result.token_ids, result.logprobs]
     return [*(np.asarray(array[:, 1:]).view(np.uint8) for array in jax.tree.leaves(runner.cache)), *results]
 
 
-def _sequence(vocab_size: int) -> SequenceState:
+def _sequence(vocab_size: int, *, arrival: int, temperature: float) -> SequenceState:
     token_ids = np.random.default_rng(0).integers(vocab_size, size=NUM_TOKENS).tolist()
-    sampling = SamplingParams(temperature=0.9, top_p=0.9, top_k=vocab_size // 2, min_p=0.0, max_tokens=1)
+    sampling = SamplingParams(temperature=temperature, top_p=0.9, top_k=vocab_size // 2, min_p=0.0, max_tokens=1)
     return SequenceState(
         request=Request(request_id="tile check", prompt_token_ids=tuple(token_ids), params=sampling),
-        arrival=0,
+        arrival=arrival,
         token_ids=token_ids,
         max_num_blocks=2,
         block_ids=[1, 2],

@@ -13,6 +13,7 @@ from photon_jax.models.params import DenseLinear, LayerParams
 from photon_jax.ops.linear import linear
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import apply_rope
+from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
 from photon_jax.step_io import StepInputs
 
@@ -135,7 +136,7 @@ def _attend_item(
         weights = jnp.exp(scores - jnp.expand_dims(new_top, 2))
         decay = jnp.exp(top - new_top)
         update = _contract("KMC,KCd->KMd", weights.astype(v.dtype), v)
-        return new_top, total * decay + weights.sum(axis=-1), acc * jnp.expand_dims(decay, 2) + update
+        return new_top, total * decay + ordered_sum(weights), acc * jnp.expand_dims(decay, 2) + update
 
     empty = (jnp.full(shape, -jnp.inf), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
     _, total, acc = lax.fori_loop(0, last // CONTEXT_TILE + 1, add_tile, empty)

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from photon_jax.ops.sums import ordered_sum
+
 
 def rms_norm(
     x: jax.Array,  # [* D]
@@ -19,6 +21,6 @@ def rms_norm(
       eps: added to the mean square, not to its root.
     """
     x32 = x.astype(jnp.float32)
-    mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    mean_square = jnp.expand_dims(ordered_sum(x32 * x32), -1) / x.shape[-1]
     normed = (x32 * lax.rsqrt(mean_square + eps)).astype(x.dtype)
     return normed * jnp.expand_dims(weight, tuple(range(x.ndim - 1)))

@@ -15,10 +15,9 @@ from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.ops.linear import head_logits
 from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
 from photon_jax.step_io import StepInputs
-
-SUM_LANES = 256  # partial sums that a sum over the vocabulary is taken in, a fixed order on every device
 
 
 def head_sample(
@@ -81,9 +80,8 @@ _ROW_FIELDS = (
 
 
 def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig) -> jax.Array:
-    """Returns logits f32[M V'], V' the vocabulary padded with -inf to a multiple of SUM_LANES."""
-    logits = head_logits(rms_norm(hidden, params.final_norm, eps=config.rms_norm_eps), params.head)
-    return jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % SUM_LANES)), constant_values=-jnp.inf)
+    """Returns logits f32[M V]."""
+    return head_logits(rms_norm(hidden, params.final_norm, eps=config.rms_norm_eps), params.head)
 
 
 def _sample(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -138,10 +136,10 @@ def _filter(
         return jnp.where(jnp.expand_dims(has_k, 1) & (weights < _bisect(is_enough, weights)), 0.0, weights)
 
     def keep_top_p(weights: jax.Array) -> jax.Array:
-        goal = top_p * _row_sum(weights)
+        goal = top_p * ordered_sum(weights)
 
         def is_enough(threshold: jax.Array) -> jax.Array:
-            return _row_sum(jnp.where(weights >= threshold, weights, 0.0)) >= goal
+            return ordered_sum(jnp.where(weights >= threshold, weights, 0.0)) >= goal
 
         return jnp.where(jnp.expand_dims(has_p, 1) & (weights < _bisect(is_enough, weights)), 0.0, weights)
 
@@ -183,11 +181,7 @@ def _row_noise(
 def _logprob_at(logits: jax.Array, token_ids: jax.Array) -> jax.Array:
     """Returns log_softmax(logits)[m, token_ids[m]], f32[M]."""
     peak = logits.max(axis=-1)
-    total = _row_sum(jnp.exp(logits - jnp.expand_dims(peak, 1)))
+    total = ordered_sum(jnp.exp(logits - jnp.expand_dims(peak, 1)))
     chosen = jnp.take_along_axis(logits, jnp.expand_dims(token_ids, 1), axis=-1).squeeze(1)
     return chosen - peak - jnp.log(total)
 
-
-def _row_sum(x: jax.Array) -> jax.Array:
-    """Returns the sum over the last axis in a fixed order: SUM_LANES strided partial sums, then their sum."""
-    return x.reshape(x.shape[0], -1, SUM_LANES).sum(axis=1).sum(axis=1)

@@ -14,7 +14,6 @@ import jinja2.utils
 
 from photon_jax.errors import CheckpointError, RequestError
 
-_RESERVED = ("messages", "tools", "add_generation_prompt")
 _FINAL_MARK = "\u2063END-OF-FINAL-MESSAGE\u2063"
 # What an expression of a template can raise on values that it did not expect.
 _RENDER_ERRORS = (
@@ -202,19 +201,16 @@ class ChatTemplate:
           RequestError: an argument has the wrong form, or the template refuses the conversation.
         """
         plain = plain_messages(messages)
-        for name in variables:
-            if name in _RESERVED:
-                raise RequestError(f"{name!r} can't be a template variable: the conversation itself sets it")
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError("set add_generation_prompt=False with continue_final_message: only one can be")
             plain[-1]["content"] = plain[-1].get("content", "") + _FINAL_MARK + " "
         values = {
             **self._special_tokens,
+            "documents": None,
             **{name: _plain(value, name) for name, value in variables.items()},
             "messages": plain,
             "tools": _plain_tools(tools),
-            "documents": _plain(variables.get("documents"), "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
         try:

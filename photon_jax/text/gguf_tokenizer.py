@@ -231,14 +231,14 @@ def _sentencepiece(given: _Fields, tokens: list[str], types: list[_TokenType]) -
 def _merges_from_scores(tokens: list[str], types: list[_TokenType], scores: list[float]) -> list[tuple[str, str]]:
     """Returns the pairs to merge, first the one whose result has the best score.
 
-    SentencePiece merges, at each turn, the neighbours whose joined piece has the best score; every way to cut a piece
-    in two that are pieces themselves is such a pair.
+    SentencePiece merges, at each turn, the neighbours whose joined piece has the best score, the leftmost of equals;
+    every way to cut a piece in two that are pieces themselves is such a pair. Of one piece's cuts the one with the
+    longer left side comes first, as merging from the left makes it.
     """
     usable = (_TokenType.NORMAL, _TokenType.USER_DEFINED)
     pieces = {text: token_id for token_id, text in enumerate(tokens) if types[token_id] in usable}
     merges: list[tuple[str, str]] = []
     for text in sorted(pieces, key=lambda piece: (-scores[pieces[piece]], pieces[piece])):
-        cuts = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
-        pairs = [(left, right) for left, right in cuts if left in pieces and right in pieces]
-        merges.extend(sorted(pairs, key=lambda pair: (pieces[pair[0]], pieces[pair[1]])))
+        cuts = ((text[:cut], text[cut:]) for cut in range(len(text) - 1, 0, -1))
+        merges.extend((left, right) for left, right in cuts if left in pieces and right in pieces)
     return merges

@@ -1,13 +1,13 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import pytest
 from absl import flags
 from helpers.fake_llm import FakeLLM
 
 import photon_jax
 from photon_jax.cli import bench
+from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError
 
 
@@ -61,7 +61,7 @@ def test_rates_follow_from_the_times(monkeypatch):
     times = iter([(9.0, 9.0), (9.0, 9.0), (2.0, 0.5), (10.0, 0.7)])
     monkeypatch.setattr(bench, "_time_generate", lambda *_args, **_kwargs: next(times))
     setting = bench.Setting(batch_size=2, prompt_len=10, output_len=5)
-    record = bench.bench(FakeLLM(), setting, 1, bench.CompileCounter(), first_seed=0)
+    record = bench.bench(FakeLLM(), setting, 1, CompileCounter(), first_seed=0)
     assert record["prefill_tokens_per_s"] == 10.0  # 20 tokens in 2 s
     assert record["decode_tokens_per_s"] == 1.0  # 8 tokens in 8 s
     assert record["output_tokens_per_s"] == 1.0  # 10 tokens in 10 s
@@ -84,11 +84,15 @@ def test_batch_sizes_are_positive_integers(llms, sizes):
     assert not llms
 
 
-def test_compiles_are_counted():
-    compiles = bench.CompileCounter()
-    function = jax.jit(lambda x: x * 3 + 1)
-    function(jnp.ones(7)).block_until_ready()
-    once = compiles.count
-    function(jnp.ones(7)).block_until_ready()
-    assert once >= 1
-    assert compiles.count == once
+def test_compiles_while_timed_are_told_apart(monkeypatch):
+    compiles = CompileCounter()
+
+    def compile_in_warm_up_and_once_more(*_args, num_tokens):
+        compiles.num_compiles += next(compiled)
+        return 2.0 if num_tokens == 1 else 3.0, 1.0
+
+    compiled = iter([3, 2, 0, 1])
+    monkeypatch.setattr(bench, "_time_generate", compile_in_warm_up_and_once_more)
+    setting = bench.Setting(batch_size=2, prompt_len=10, output_len=5)
+    record = bench.bench(FakeLLM(), setting, 1, compiles, first_seed=0)
+    assert (record["num_compiles"], record["num_compiles_while_timed"]) == (6, 1)

@@ -9,13 +9,12 @@ import pytest
 from helpers.golden_models import MODELS, POSITIONS, SHORT_NUM_TOKENS, token_ids, write_hf_folder
 
 from photon_jax.checkpoint.load import load_checkpoint
-from photon_jax.models.config import RopeConfig
 from photon_jax.models.decoder import forward
 
 TOLERANCE = 1e-4  # max |difference| of a logit; float32 on both sides, logits of size 1
 # A feature left out must show far above what rounding can do, or the comparison above would prove nothing.
 MIN_EFFECT = 100 * TOLERANCE
-NUM_TOKENS_FOR_EFFECT = 1024
+NUM_TOKENS_FOR_EFFECT = 256  # kind "dynamic" shows beyond its trained length alone and takes all
 
 BY_NAME = {model.name: model for model in MODELS}
 _jitted = jax.jit(forward, static_argnames="config")
@@ -49,15 +48,20 @@ def test_dynamic_rope_below_the_trained_length_is_plain(tmp_path, name):
     assert difference(loaded.params, loaded.config, model, SHORT_NUM_TOKENS, "short_logits") <= TOLERANCE
 
 
+def effect_of_rope(tmp_path, model, **changes):
+    """Returns how far the logits move when numbers of the rope are other than the checkpoint's."""
+    loaded = load(tmp_path, model)
+    rope = dataclasses.replace(loaded.config.rope, **changes)
+    assert rope != loaded.config.rope
+    num_tokens = 4096 if loaded.config.rope.kind == "dynamic" else NUM_TOKENS_FOR_EFFECT
+    return difference(loaded.params, dataclasses.replace(loaded.config, rope=rope), model, num_tokens)
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["llama_linear", "llama_dynamic", "llama_dynamic_new", "llama_llama3", "llama_llama3_new", "llama_yarn"],
+    "name", ["llama_linear", "llama_dynamic", "llama_dynamic_new", "llama_llama3", "llama_llama3_new", "llama_yarn"]
 )
 def test_leaving_out_rope_scaling_shows(tmp_path, name):
-    model = BY_NAME[name]
-    loaded = load(tmp_path, model)
-    plain = dataclasses.replace(loaded.config, rope=RopeConfig(theta=loaded.config.rope.theta))
-    assert difference(loaded.params, plain, model, 4096) > MIN_EFFECT
+    assert effect_of_rope(tmp_path, BY_NAME[name], kind="default") > MIN_EFFECT
 
 
 @pytest.mark.parametrize(
@@ -76,23 +80,17 @@ def test_leaving_out_rope_scaling_shows(tmp_path, name):
     ],
 )
 def test_each_number_of_the_rope_shows(tmp_path, name, field, value):
-    model = BY_NAME[name]
-    loaded = load(tmp_path, model)
-    other = dataclasses.replace(loaded.config.rope, **{field: value})
-    assert other != loaded.config.rope
-    effect = difference(loaded.params, dataclasses.replace(loaded.config, rope=other), model, 4096)
-    assert effect > MIN_EFFECT
+    assert effect_of_rope(tmp_path, BY_NAME[name], **{field: value}) > MIN_EFFECT
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_yarn_new"])
 def test_leaving_out_qk_norm_shows(tmp_path, name):
     model = BY_NAME[name]
     loaded = load(tmp_path, model)
-    for left_out in ({"q_norm": None, "k_norm": None},):
-        layers = tuple(dataclasses.replace(layer, **left_out) for layer in loaded.params.layers)
-        params = dataclasses.replace(loaded.params, layers=layers)
-        config = dataclasses.replace(loaded.config, has_qk_norm=False)
-        assert difference(params, config, model, NUM_TOKENS_FOR_EFFECT) > MIN_EFFECT
+    layers = tuple(dataclasses.replace(layer, q_norm=None, k_norm=None) for layer in loaded.params.layers)
+    params = dataclasses.replace(loaded.params, layers=layers)
+    config = dataclasses.replace(loaded.config, has_qk_norm=False)
+    assert difference(params, config, model, NUM_TOKENS_FOR_EFFECT) > MIN_EFFECT
 
 
 @pytest.mark.parametrize(

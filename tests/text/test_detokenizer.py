@@ -88,7 +88,10 @@ def test_incomplete_tail_is_flushed_once(byte_level):
 
 def test_bytes_that_can_not_continue_become_a_replacement_at_once(byte_fallback):
     first, letter = 3 + 0xF0, byte_fallback.encode("x")[-1]
-    assert deltas(byte_fallback, [first, letter, letter])[:2] == ["", "\ufffd" + byte_fallback.decode([letter, letter])[:1]]
+    assert deltas(byte_fallback, [first, letter, letter])[:2] == [
+        "",
+        "\ufffd" + byte_fallback.decode([letter, letter])[:1],
+    ]
 
 
 def test_special_tokens_inside_a_character_do_not_break_it(byte_level):
