@@ -86,9 +86,10 @@ class GgufCheckpoint:
           CheckpointError: the gguf package can't dequantize the type.
         """
         tensor = self._tensors[name]
-        raw = np.fromfile(self.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
-        if raw.size != tensor.num_bytes:
-            raise CheckpointError(f"{self.path}: tensor {name} is truncated")
+        try:
+            raw = np.memmap(self.path, np.uint8, "r", offset=tensor.offset, shape=tensor.num_bytes)
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{self.path}: tensor {name} can't be read: {error}") from error
         plain = _PLAIN_DTYPES.get(tensor.type)
         if plain is not None:
             return raw.view(plain).reshape(tensor.shape)

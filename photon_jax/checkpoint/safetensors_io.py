@@ -1,10 +1,12 @@
-"""Safetensors files: which tensors a folder holds, and each read by name. Nothing stays mapped between two reads."""
+"""Safetensors files: which tensors a folder holds, and each mapped by name for as long as it is used."""
 
 import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -12,52 +14,63 @@ from photon_jax.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies, and what it is."""
+
+    path: Path
+    dtype: str  # as safetensors writes it, such as "BF16"
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SafetensorsCheckpoint:
-    """The tensors of one file or of the shards that an index lists.
+    """The tensors of one file, or of the shards that an index lists, by name."""
 
-    Attributes:
-      files: tensor name -> the file that holds it.
-      shapes: tensor name -> its shape.
-      dtypes: tensor name -> its dtype, as safetensors writes it ("BF16").
-    """
+    tensors: Mapping[str, StoredTensor]
 
-    files: Mapping[str, Path]
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, str]
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def num_bytes(self, name: str) -> int:
-        """Returns the bytes of one tensor in the file; 0 for a dtype that can't be read."""
-        elements = 1
-        for size in self.shapes[name]:
-            elements *= size
-        return elements * _ITEM_BYTES.get(self.dtypes[name], 0)
+        """Returns the bytes of one tensor in its file."""
+        return self.tensors[name].num_bytes
 
     def dtype_name(self, name: str) -> str:
         """Returns the dtype of one tensor as NumPy writes it."""
-        return _DTYPE_NAMES.get(self.dtypes[name], self.dtypes[name])
+        dtype = self.tensors[name].dtype
+        return _DTYPES[dtype].name if dtype in _DTYPES else dtype
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a copy of one tensor; the file is opened for this read alone, so its pages are let go after.
+        """Returns one tensor mapped from its file; its pages are let go with the array.
 
         Raises:
           CheckpointError: the dtype isn't a float of 16, 32 or 64 bits, or the file can't be read.
         """
-        path = self.files[name]
-        if self.dtypes[name] not in _ITEM_BYTES:
+        tensor = self.tensors[name]
+        if tensor.dtype not in _DTYPES:
             raise CheckpointError(
-                f"{path}: tensor {name} has dtype {self.dtypes[name]}; supported are {', '.join(_ITEM_BYTES)}"
+                f"{tensor.path}: tensor {name} has dtype {tensor.dtype}; supported are {', '.join(_DTYPES)}"
             )
+        if tensor.num_bytes == 0:  # can't be mapped
+            return np.empty(tensor.shape, _DTYPES[tensor.dtype])
         try:
-            with safe_open(path, framework="numpy") as file:
-                tensor: np.ndarray = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: tensor {name} can't be read: {error}") from error
-        return tensor
+            raw = np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset, shape=tensor.num_bytes)
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{tensor.path}: tensor {name} can't be read: {error}") from error
+        return raw.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
@@ -76,13 +89,11 @@ def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
             f"{folder} has neither {INDEX_NAME} nor {SINGLE_NAME}; "
             "checkpoints in other formats must be converted to safetensors first"
         )
-    shapes, dtypes = {}, {}
     described = {path: _describe(path) for path in sorted(set(files.values()))}
     for name, path in files.items():
         if name not in described[path]:
             raise CheckpointError(f"{path} has no tensor {name}, though {INDEX_NAME} says so")
-        shapes[name], dtypes[name] = described[path][name]
-    return SafetensorsCheckpoint(files, shapes, dtypes)
+    return SafetensorsCheckpoint({name: described[path][name] for name, path in files.items()})
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -115,13 +126,23 @@ def _read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _describe(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns shape and dtype of each tensor from the file's header, which is checked against the file's size."""
+def _describe(path: Path) -> dict[str, StoredTensor]:
+    """Returns what a file holds. The library checks the header against itself and the file's size."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; {INDEX_NAME} lists it")
     try:
-        with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="numpy"):
+            pass
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header: dict[str, dict[str, Any]] = json.loads(file.read(header_bytes))
+    except (SafetensorError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} isn't a whole safetensors file: {error}; fetch it again") from error
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            found[name] = StoredTensor(
+                path, entry["dtype"], tuple(entry["shape"]), 8 + header_bytes + start, end - start
+            )
+    return found

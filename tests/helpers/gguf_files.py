@@ -2,7 +2,6 @@
 
 import gguf
 import numpy as np
-
 from helpers.golden_models import draw_weights
 
 TYPES = {
