@@ -78,7 +78,9 @@ class KernelConfig:
         for name in ("linear", "attention"):
             _require_choice(name, getattr(self, name), get_args(Backend))
             if getattr(self, name) in ("triton", "mosaic"):
-                raise ConfigError(f"{name}={getattr(self, name)!r} has no kernel in this release; use auto, reference or xla")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} has no kernel in this release; use auto, reference or xla"
+                )
 
     def resolve(self, platform: str) -> "KernelConfig":
         """Returns the config with every `auto` replaced by the choice for a JAX platform name."""
@@ -94,7 +96,8 @@ class EngineConfig:
     """Everything about an engine that is decided before it starts."""
 
     dtype: DType = dataclasses.field(
-        default="auto", metadata={"help": "dtype of weights, activations and cache; auto: float32 on a CPU, bfloat16 on a GPU"}
+        default="auto",
+        metadata={"help": "dtype of weights, activations and cache; auto: float32 on a CPU, bfloat16 on a GPU"},
     )
     max_model_len: int | None = dataclasses.field(
         default=None, metadata={"help": "longest sequence, prompt and output together; unset: what the model allows"}

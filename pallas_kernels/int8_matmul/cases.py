@@ -57,13 +57,14 @@ def llama_1b_shapes() -> dict[str, tuple[int, int]]:
 def real_cases() -> tuple[Case, ...]:
     """Returns the shapes of real models for a GPU."""
     shapes = llama_1b_shapes()
+    wanted = [("qkv", m, group_size) for m in (1, 2, 4, 8, 16, 128) for group_size in (0, 128)]
+    wanted += [("qkv", m, group_size) for m in (1, 8) for group_size in (32, 64)]
+    wanted += [("gate_up", 1, 128), ("gate_up", 16, 128), ("down", 1, 128), ("down", 8, 128), ("down", 128, 128)]
     found = []
-    for name in ("qkv", "gate_up", "down"):
+    for name, m, group_size in wanted:
         n, k = shapes[name]
-        for m in (1, 2, 4, 8, 16, 128):
-            for group_size in (0, 128, 32):
-                label = f"{name}_m{m}_g{group_size}"
-                found.append(Case(name=label, m=m, n=n, k=k, group_size=group_size, dtype="bfloat16"))
+        label = f"{name}_m{m}_g{group_size}"
+        found.append(Case(name=label, m=m, n=n, k=k, group_size=group_size, dtype="bfloat16"))
     found.append(Case(name="short_group_bf16", m=1, n=576, k=576, dtype="bfloat16"))
     found.append(Case(name="short_group_m8_bf16", m=8, n=192, k=576, dtype="bfloat16"))
     found.append(Case(name="qkv_m4_f32", m=4, n=3072, k=2048))

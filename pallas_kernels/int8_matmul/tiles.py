@@ -76,7 +76,7 @@ def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     if m <= 32:
         tile_m = 16 if m <= 16 else 32
         return TileConfig(method="dot", tile_m=tile_m, tile_n=16, tile_k=step, num_warps=2, num_stages=4)
-    return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=step, num_warps=4, num_stages=3)
+    return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=max(128, group_size), num_warps=4, num_stages=3)
 
 
 def choose_tiles(*, device: str, m: int, n: int, k: int, group_size: int, dtype: str) -> TileConfig:
@@ -97,8 +97,8 @@ def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
         tile_m = 16 if m <= 16 else 32
         sizes = [(16, 1, 1, 4), (32, 1, 4, 4), (64, 1, 4, 3), (32, 2, 4, 4), (32, 4, 4, 3), (64, 4, 4, 3)]
     else:
-        tile_m = 128 if m > 64 else 64
-        sizes = [(64, 1, 4, 2), (128, 1, 8, 2), (64, 4, 4, 2), (32, 1, 4, 3)]
+        tile_m, step = 128 if m > 64 else 64, max(128, group_size)
+        sizes = [(64, 1, 4, 3), (128, 1, 8, 3), (64, 4, 4, 3), (32, 1, 4, 3)]
     for tile_n, splits, warps, stages in sizes:
         found.append(
             TileConfig(

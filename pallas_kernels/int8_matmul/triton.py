@@ -148,7 +148,9 @@ def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfi
     if tiles.method == "sum" and m > 16:
         raise KernelUnsupportedError(f"method sum takes at most 16 rows, got {m}; use dot")
     if group_size and tiles.tile_k % group_size and (tiles.method == "sum" or group_size % tiles.tile_k):
-        raise KernelUnsupportedError(f"tile_k must be a multiple of group_size {group_size} (in dot also a divisor), got {tiles.tile_k}")
+        raise KernelUnsupportedError(
+            f"tile_k must be a multiple of group_size {group_size} (in dot also a divisor), got {tiles.tile_k}"
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("group_size", "tiles", "interpret"))
@@ -170,7 +172,9 @@ def matmul_triton(
         kernel, grid = _dot_kernel, (pl.cdiv(m, tiles.tile_m), pl.cdiv(n, tiles.tile_n), tiles.k_splits)
     call = pl.pallas_call(
         functools.partial(kernel, tiles=tiles, group_size=group_size),
-        out_shape=jax.ShapeDtypeStruct((tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else x.dtype),
+        out_shape=jax.ShapeDtypeStruct(
+            (tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else x.dtype
+        ),
         grid=grid,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,

@@ -13,7 +13,9 @@ from pallas_kernels.paged_attention.triton import check_support, paged_attention
 Backend = Literal["triton"]
 
 
-def _check_arguments(q: jax.Array, k: jax.Array, v: jax.Array, block_tables: jax.Array, context_lens: jax.Array) -> None:
+def _check_arguments(
+    q: jax.Array, k: jax.Array, v: jax.Array, block_tables: jax.Array, context_lens: jax.Array
+) -> None:
     if q.ndim != 3 or k.ndim != 5 or k.shape != v.shape:
         raise ValueError(f"expected q [B H d] and k, v [L N K S d] of one shape, got {q.shape}, {k.shape}, {v.shape}")
     if q.shape[2] != k.shape[4] or q.shape[1] % k.shape[2]:

@@ -30,6 +30,11 @@ class _TensorReader(gguf.GGUFReader):
 
     stored: dict[str, _StoredTensor]
 
+    def _build_fields(self, offs: int, count: int) -> int:
+        # a vocabulary is a hundred thousand small slices, and a slice of a plain array costs half of a memmap's
+        self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+        return super()._build_fields(offs, count)
+
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
         self.stored = {}
         for field in fields:
@@ -121,6 +126,10 @@ def open_gguf(path: Path) -> GgufCheckpoint:
         raise CheckpointError(f"{path} isn't a whole GGUF file: {error}; fetch it again") from error
     if reader.byte_order == "S":
         raise CheckpointError(f"{path} has the byte order of another machine; convert it first")
+    if fields.get("split.count") not in (None, 0, 1):
+        raise CheckpointError(
+            f"{path} is one of {fields['split.count']} parts of a model; merge them into one file first"
+        )
     return GgufCheckpoint(path, fields, reader.stored)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from photon_jax.checkpoint.demo import demo_model_path
@@ -57,7 +56,7 @@ class _TensorSource(Protocol):
 
 
 def load_checkpoint(path: str | Path, *, dtype: str, on_tensor: OnTensor | None = None) -> LoadedCheckpoint:
-    """Reads a checkpoint leaf by leaf: each goes to the default device when complete, so the host never holds two.
+    """Reads a checkpoint leaf by leaf; each goes to the default device once complete, and the host keeps no copy.
 
     Args:
       path: "demo", a folder with config.json and safetensors, or a .gguf file.
@@ -158,7 +157,9 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _to_device(buffer: np.ndarray) -> jax.Array:
     """Returns the leaf on the default device; waits, so that at most one leaf is on its way."""
-    return jnp.asarray(buffer).block_until_ready()
+    array: jax.Array = jax.device_put(buffer, may_alias=True)
+    array.block_until_ready()
+    return array
 
 
 def _check_range(buffer: np.ndarray, leaf_path: str) -> None:

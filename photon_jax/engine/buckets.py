@@ -82,9 +82,7 @@ class BucketSpec:
         )
 
 
-def tiled_buckets(
-    config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int, tiles: TileChoice
-) -> BucketSpec:
+def tiled_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int, tiles: TileChoice) -> BucketSpec:
     """Returns buckets for the reference ops, which compute only the tiles in use: few sizes suffice."""
     step = tiles.row_tiles[-1]
     rows, tokens = _round_up(config.max_num_seqs, step), _round_up(config.max_num_batched_tokens, step)

@@ -41,10 +41,12 @@ class Engine:
 
     Attributes:
       scheduler: queue, blocks and counters.
+      last_plan: of the last step that ran.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler = scheduler
+        self.last_plan = StepPlan(())
         self._runner = runner
         self._is_in_step = False
 
@@ -60,6 +62,7 @@ class Engine:
         plan = self.scheduler.schedule()
         deltas = []
         if plan.scheduled:
+            self.last_plan = plan
             deltas = self.scheduler.apply(plan, self._runner.collect(self._runner.launch(plan)))
         self._is_in_step = False
         return deltas

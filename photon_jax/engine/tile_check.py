@@ -55,9 +55,7 @@ def _trace(params: Params, config: StepConfig, row_tile: int, query_tile: int) -
         table_widths=(2,),
         tiles=TileChoice((row_tile,), query_tile),
     )
-    runner = ModelRunner(
-        params, dataclasses.replace(config, model=model), layout, buckets, max_num_seqs=1
-    )
+    runner = ModelRunner(params, dataclasses.replace(config, model=model), layout, buckets, max_num_seqs=1)
     results: list[np.ndarray] = []
     for start in range(0, NUM_TOKENS, chunk):
         is_last = start + chunk >= NUM_TOKENS

@@ -45,7 +45,6 @@ def config_from_gguf(
     head_dim = resolve_head_dim(own, "attention.key_length", None, hidden_size, num_heads)
     check_heads(own, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     _refuse_unsupported(own, head_dim)
-    max_position_embeddings = own.integer("context_length")
     return ModelConfig(
         architecture=architecture.name,
         vocab_size=_vocab_size(general, own),
@@ -56,8 +55,8 @@ def config_from_gguf(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=own.number("attention.layer_norm_rms_epsilon"),
-        rope=_rope_config(own, max_position_embeddings, head_dim, rope_factors),
-        max_position_embeddings=max_position_embeddings,
+        rope=_rope_config(own, head_dim, rope_factors),
+        max_position_embeddings=own.integer("context_length"),
         tie_word_embeddings="output.weight" not in tensor_names,
         has_qkv_bias="blk.0.attn_q.bias" in tensor_names,
         has_o_bias="blk.0.attn_output.bias" in tensor_names,
@@ -100,9 +99,7 @@ def _refuse_unsupported(own: ConfigFields, head_dim: int) -> None:
             raise CheckpointError(f"{own.where}: {key} must equal the head size {head_dim}, got {own.get(key)}")
 
 
-def _rope_config(
-    own: ConfigFields, max_position_embeddings: int, head_dim: int, rope_factors: np.ndarray | None
-) -> RopeConfig:
+def _rope_config(own: ConfigFields, head_dim: int, rope_factors: np.ndarray | None) -> RopeConfig:
     theta = own.number("rope.freq_base", 10000.0)
     older_factor = own.number("rope.scale_linear", 1.0)
     kind = own.text("rope.scaling.type", "none" if older_factor == 1.0 else "linear")
@@ -124,7 +121,7 @@ def _rope_config(
             theta=theta,
             factor=factor,
             original_max_position_embeddings=own.integer(
-                "rope.scaling.original_context_length", max_position_embeddings
+                "rope.scaling.original_context_length", own.integer("context_length")
             ),
             beta_fast=own.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=own.number("rope.scaling.yarn_beta_slow", 1.0),

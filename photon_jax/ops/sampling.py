@@ -184,4 +184,3 @@ def _logprob_at(logits: jax.Array, token_ids: jax.Array) -> jax.Array:
     total = ordered_sum(jnp.exp(logits - jnp.expand_dims(peak, 1)))
     chosen = jnp.take_along_axis(logits, jnp.expand_dims(token_ids, 1), axis=-1).squeeze(1)
     return chosen - peak - jnp.log(total)
-

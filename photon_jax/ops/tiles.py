@@ -45,8 +45,7 @@ def map_rows(
         start = index * size
         parts = fn(*(lax.dynamic_slice_in_dim(array, start, size) for array in arrays))
         return tuple(
-            lax.dynamic_update_slice_in_dim(output, part, start, 0)
-            for output, part in zip(outputs, parts, strict=True)
+            lax.dynamic_update_slice_in_dim(output, part, start, 0) for output, part in zip(outputs, parts, strict=True)
         )
 
     empty = tuple(jnp.zeros((num_rows, *r.shape[1:]), r.dtype) for r in results)

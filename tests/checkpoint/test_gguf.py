@@ -4,6 +4,7 @@ import dataclasses
 import struct
 
 import gguf
+import jax
 import numpy as np
 import pytest
 from helpers.gguf_files import TYPES, architecture, gguf_fields, gguf_tensors, write_gguf
@@ -28,8 +29,6 @@ def write(path, model=TIED, type_name="F32", *, fields=None, tensors=None):
 
 
 def assert_same_params(left, right):
-    import jax
-
     assert jax.tree.structure(left) == jax.tree.structure(right)
     for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(left)[0], jax.tree.leaves(right), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path))
@@ -89,8 +88,6 @@ def test_gguf_dtype_of_params_is_the_one_asked_for(tmp_path):
 
 
 def leaves(params):
-    import jax
-
     return jax.tree.leaves(params)
 
 
@@ -213,6 +210,12 @@ def test_truncated_file_is_named_wherever_it_ends(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"model\.gguf"):
             open_gguf(path)
+
+
+def test_part_of_a_split_model_is_refused(tmp_path):
+    write(tmp_path / "model.gguf", fields={"split.count": 3})
+    with pytest.raises(CheckpointError, match="one of 3 parts"):
+        open_gguf(tmp_path / "model.gguf")
 
 
 def test_file_of_another_kind_is_refused(tmp_path):

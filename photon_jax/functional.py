@@ -1,0 +1,94 @@
+"""generate(): the functional form, an explicit PyTree of weights in and the outputs out."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from photon_jax.config import CacheConfig, EngineConfig, SchedulerConfig
+from photon_jax.engine.engine import start_engine
+from photon_jax.local_client import LocalClient, Prompt
+from photon_jax.models.config import ModelConfig
+from photon_jax.models.params import Params
+from photon_jax.progress import request_bar
+from photon_jax.prompts import PromptLike, as_list, encode_prompt, params_for_each
+from photon_jax.request import RequestOutput, SamplingParams
+from photon_jax.text.tokenizer import Tokenizer
+
+MAX_NUM_SEQS = 64
+
+
+def generate(
+    params: Params,
+    config: ModelConfig,
+    prompts: PromptLike | Sequence[PromptLike],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    key: int | jax.Array = 0,
+    tokenizer: Tokenizer | None = None,
+    progress: bool = True,
+) -> list[RequestOutput]:
+    """Returns the continuation of each prompt under `params`: a pure function of its arguments.
+
+    It makes an engine for this batch, with a cache just large enough, and leaves nothing behind but compiled
+    programs: a second call with as many prompts of like lengths compiles nothing.
+
+    Args:
+      params: weights, as `load_checkpoint` or `random_params` gives them.
+      config: their shape.
+      prompts: a text, the token ids of one prompt, or a list of either.
+      sampling_params: for all prompts, or one for each; max_tokens None is the rest of the model's context.
+      key: an int or a `jax.random.key`; requests without a seed of their own draw one from it.
+      tokenizer: for text prompts, text in the outputs and stop strings; its end-of-sequence ids end a sequence.
+      progress: whether to show a bar with requests and tokens per second.
+
+    Raises:
+      RequestError: a prompt or its params can't be served; nothing has run then.
+      ConfigError: the cache that the batch needs doesn't fit the memory.
+    """
+    listed = [encode_prompt(prompt, tokenizer) for prompt in as_list(prompts)]
+    each = params_for_each(sampling_params, len(listed))
+    started = start_engine(params, config, _config_for(config, listed, each))
+    own = () if tokenizer is None else tokenizer.eos_token_ids
+    client = LocalClient(
+        started.engine,
+        tokenizer,
+        vocab_size=config.vocab_size,
+        eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *own))),
+        seed_words=_key_words(key),
+    )
+    submissions = client.submit_all(listed, each, score=False)
+    with request_bar(submissions, progress) as on_step:
+        client.run(submissions, on_step)
+    return [submission.output() for submission in submissions]
+
+
+def _config_for(config: ModelConfig, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> EngineConfig:
+    """Returns an engine config for one batch; sizes are rounded up to powers of two, so that like batches share it."""
+    most = config.max_position_embeddings
+    lengths = [
+        (min(len(prompt.token_ids) + (each.max_tokens or most), most), each.n)
+        for prompt, each in zip(prompts, params, strict=True)
+    ]
+    num_seqs = min(sum(count for _, count in lengths), MAX_NUM_SEQS)
+    block_size = CacheConfig().block_size
+    longest = sorted((-(-length // block_size) for length, count in lengths for _ in range(count)), reverse=True)
+    num_blocks = _power_of_two(max(1, sum(longest[:MAX_NUM_SEQS]))) + 1
+    return EngineConfig(
+        dtype=config.dtype,  # type: ignore[arg-type]
+        max_model_len=min(_power_of_two(max((length for length, _ in lengths), default=1)), most),
+        cache=CacheConfig(num_blocks=num_blocks),
+        scheduler=SchedulerConfig(max_num_seqs=_power_of_two(max(1, num_seqs))),
+    )
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def _key_words(key: int | jax.Array) -> tuple[int, ...]:
+    if isinstance(key, int):
+        return key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return tuple(int(word) for word in np.asarray(data).reshape(-1))

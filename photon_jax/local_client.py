@@ -1,0 +1,285 @@
+"""Local client: submits prompts to an engine in this process and turns its token deltas into request outputs."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from photon_jax.engine.engine import Engine
+from photon_jax.errors import RequestError
+from photon_jax.request import (
+    MAX_STOP_IDS,
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+    ScoreOutput,
+    TokenDelta,
+    TokenLogprobs,
+)
+from photon_jax.text.stream import TextStream
+from photon_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A prompt as token ids, with the text that they were made of, if any."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Sample:
+    """One sequence of a submission as far as it has come."""
+
+    request: Request
+    stream: TextStream
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    scores: TokenDelta | None = None
+    num_preemptions: int = 0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Submission:
+    """A prompt that was submitted: its samples, and when what happened (seconds of `time.perf_counter`)."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    samples: list[_Sample]
+    submitted_at: float
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all samples have ended."""
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all samples so far."""
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    def output(self) -> RequestOutput:
+        """Returns what has come so far."""
+        now = self.ended_at or time.perf_counter()
+        first = self.first_token_at
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=tuple(self._completion(index, sample) for index, sample in enumerate(self.samples)),
+            sampling_params=self.params,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=RequestMetrics(
+                queue_s=(self.started_at or now) - self.submitted_at,
+                time_to_first_token_s=None if first is None else first - self.submitted_at,
+                total_s=now - self.submitted_at,
+                num_preemptions=sum(sample.num_preemptions for sample in self.samples),
+            ),
+        )
+
+    def _completion(self, index: int, sample: _Sample) -> CompletionOutput:
+        table = np.concatenate([np.zeros((0, 3), np.float32), *sample.logprobs])
+        logprobs = TokenLogprobs(raw=table[:, 0], tempered=table[:, 1], sampling=table[:, 2])
+        return CompletionOutput(
+            index=index,
+            text=sample.stream.text,
+            token_ids=tuple(sample.token_ids),
+            logprobs=None if self.params.logprobs is None else logprobs,
+            cumulative_logprob=float(table[:, 0].sum(dtype=np.float64)),
+            finish_reason=sample.finish_reason,
+            stop_reason=sample.stop_reason,
+        )
+
+    def score_output(self) -> ScoreOutput:
+        """Returns the scores of a finished score submission."""
+        delta = self.samples[0].scores
+        assert delta is not None and delta.prompt_logprobs is not None, f"{self.request_id} has no scores"
+        assert delta.prompt_is_greedy is not None, f"{self.request_id} has no greedy marks"
+        return ScoreOutput(
+            prompt_token_ids=self.prompt.token_ids, logprobs=delta.prompt_logprobs, is_greedy=delta.prompt_is_greedy
+        )
+
+
+class LocalClient:
+    """Submits prompts and runs the engine's steps; several callers may take turns, each gets its own results."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        sampling_defaults: Mapping[str, object] | None = None,
+        seed_words: Sequence[int] = (0,),
+    ) -> None:
+        """Prepares a client.
+
+        Args:
+          tokenizer: None serves token ids without text.
+          eos_token_ids: ids that end a sequence unless its params ignore them.
+          sampling_defaults: of a generation_config, for params that are not given.
+          seed_words: of the key from which requests without a seed draw theirs.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._sampling_defaults = dict(sampling_defaults or {})
+        self._seed_words = tuple(seed_words)
+        self._indices = itertools.count()
+        self._live: dict[str, tuple[Submission, _Sample]] = {}  # by request id
+
+    def submit_all(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, score: bool
+    ) -> list[Submission]:
+        """Puts all prompts in the engine's queue, or none.
+
+        Raises:
+          RequestError: one can never be served; the message says which.
+          CapacityError: the queue is full.
+        """
+        submissions: list[Submission] = []
+        try:
+            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+                try:
+                    submissions.append(self._submit(prompt, each, score))
+                except RequestError as error:
+                    raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
+        except BaseException:
+            self.abort_all(submissions)
+            raise
+        return submissions
+
+    def _submit(self, prompt: Prompt, params: SamplingParams, score: bool) -> Submission:
+        self._check_ids("prompt_token_ids", prompt.token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        scheduler = self._engine.scheduler
+        resolved = params.resolve(self._sampling_defaults)
+        if resolved.max_tokens is None:
+            room = max(scheduler.max_new_tokens(len(prompt.token_ids)), 1, params.min_tokens)
+            resolved = dataclasses.replace(resolved, max_tokens=room)
+        index = next(self._indices)
+        requests = self._make_requests(index, prompt, resolved, score)
+        samples = [_Sample(request, TextStream(self._tokenizer, resolved)) for request in requests]
+        submission = Submission(f"request-{index}", prompt, resolved, samples, time.perf_counter())
+        try:
+            for sample in samples:
+                scheduler.add(sample.request)
+                self._live[sample.request.request_id] = (submission, sample)
+        except BaseException:
+            self.abort_all([submission])
+            raise
+        return submission
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        wrong = next((i for i in ids if not 0 <= i < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"{name} holds {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
+
+    def _make_requests(self, index: int, prompt: Prompt, params: SamplingParams, score: bool) -> list[Request]:
+        stop_ids = dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)))
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise RequestError(
+                f"{len(stop_ids)} stop ids (the model's own included), at most {MAX_STOP_IDS} can be watched; give fewer"
+            )
+        if params.seed is None:
+            words = np.random.SeedSequence([*self._seed_words, index]).generate_state(2)
+        else:
+            words = np.array([params.seed & 0xFFFFFFFF, params.seed >> 32 & 0xFFFFFFFF])
+        return [
+            Request(
+                request_id=f"request-{index}-{sample_index}",
+                prompt_token_ids=prompt.token_ids,
+                params=params,
+                stop_token_ids=tuple(stop_ids),
+                seed=(int(words[0]), int(words[1])),
+                sample_index=sample_index,
+                score=score,
+            )
+            for sample_index in range(params.n)
+        ]
+
+    def run(self, submissions: Sequence[Submission], on_step: Callable[[], None] | None = None) -> None:
+        """Steps the engine until all submissions are finished; on any error or interrupt they are aborted."""
+        try:
+            while not all(submission.is_finished for submission in submissions):
+                self.step()
+                if on_step is not None:
+                    on_step()
+        finally:
+            self.abort_all(submissions)
+
+    def iterate(self, submission: Submission) -> Iterator[RequestOutput]:
+        """Yields what has come so far whenever tokens came, last the finished output; aborts when it is closed."""
+        num_seen = 0
+        try:
+            while not submission.is_finished:
+                self.step()
+                if submission.num_output_tokens > num_seen or submission.is_finished:
+                    num_seen = submission.num_output_tokens
+                    yield submission.output()
+        finally:
+            self.abort_all([submission])
+
+    def abort_all(self, submissions: Sequence[Submission]) -> None:
+        """Ends what is unfinished of the submissions; their blocks are free at once."""
+        for submission in submissions:
+            for sample in submission.samples:
+                request_id = sample.request.request_id
+                if self._live.pop(request_id, None) is not None:
+                    self._engine.scheduler.abort(request_id)
+                    sample.finish_reason = FinishReason.ABORT.value
+
+    def step(self) -> None:
+        """Runs one step of the engine and hands out what it made."""
+        deltas = self._engine.step()
+        now = time.perf_counter()
+        for item in self._engine.last_plan.scheduled:
+            live = self._live.get(item.seq.request_id)
+            if live is not None:
+                submission, sample = live
+                submission.started_at = submission.started_at or now
+                sample.num_preemptions = item.seq.num_preemptions
+        for delta in deltas:
+            live = self._live.get(delta.request_id)
+            if live is not None:
+                self._take(delta, *live, now)
+
+    def _take(self, delta: TokenDelta, submission: Submission, sample: _Sample, now: float) -> None:
+        if delta.new_token_ids:
+            submission.first_token_at = submission.first_token_at or now
+        submission.num_cached_tokens = max(submission.num_cached_tokens, delta.num_cached_tokens)
+        ended_by_id = delta.stop_token_id is not None
+        text = sample.stream.push(delta.new_token_ids, delta.finish_reason is not None, ended_by_stop_id=ended_by_id)
+        num_kept = text.num_tokens - len(sample.token_ids)
+        sample.token_ids += delta.new_token_ids[:num_kept]
+        sample.logprobs.append(delta.logprobs[:num_kept])
+        if text.stop_reason is not None:
+            self._engine.scheduler.finish(delta.request_id)
+            self._end(submission, sample, FinishReason.STOP, text.stop_reason, now)
+        elif delta.finish_reason is not None:
+            sample.scores = delta if sample.request.score else None
+            reason = delta.stop_token_id if delta.stop_token_id in submission.params.stop_token_ids else None
+            self._end(submission, sample, delta.finish_reason, reason, now)
+
+    def _end(
+        self, submission: Submission, sample: _Sample, reason: FinishReason, stop_reason: int | str | None, now: float
+    ) -> None:
+        sample.finish_reason, sample.stop_reason = reason.value, stop_reason
+        del self._live[sample.request.request_id]
+        if submission.is_finished:
+            submission.ended_at = now

@@ -1,0 +1,52 @@
+"""Prompts as callers write them, made into one shape: a list of token ids and one SamplingParams for each."""
+
+from collections.abc import Sequence
+
+from photon_jax.errors import RequestError
+from photon_jax.local_client import Prompt
+from photon_jax.request import SamplingParams
+from photon_jax.text.tokenizer import Tokenizer
+
+PromptLike = str | Sequence[int]
+
+
+def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
+    """Returns a list of prompts; one text, or one list of ids, is a single prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    is_ids = bool(listed) and not isinstance(listed[0], str | Sequence) and hasattr(listed[0], "__index__")
+    return [listed] if is_ids else listed  # type: ignore[list-item]
+
+
+def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
+    """Returns a prompt's token ids.
+
+    Raises:
+      RequestError: it is neither text nor ids, or text and there is no tokenizer.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise RequestError("the prompt is text and the checkpoint has no tokenizer; give token ids")
+        return Prompt(token_ids=tuple(tokenizer.encode(prompt)), text=prompt)
+    try:
+        return Prompt(token_ids=tuple(int(token_id.__index__()) for token_id in prompt))
+    except (TypeError, AttributeError) as error:
+        raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r}") from error
+
+
+def params_for_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """Returns one SamplingParams for each prompt.
+
+    Raises:
+      RequestError: a list of another length was given.
+    """
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise RequestError(
+            f"{len(sampling_params)} sampling_params for {num_prompts} prompts; give one for all or one for each"
+        )
+    return list(sampling_params)

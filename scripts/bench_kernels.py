@@ -1,0 +1,55 @@
+"""Checks and times the Pallas kernels, from a checkout.
+
+On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one: `--smoke` interprets small cases.
+"""
+
+import argparse
+import platform
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.extend
+
+from pallas_kernels.common.bench import Reporter, print_summary
+from pallas_kernels.common.device import device_name
+from pallas_kernels.int8_matmul import bench as matmul_bench
+from pallas_kernels.paged_attention import bench as attention_bench
+
+
+def main() -> int:
+    """Runs correctness first, then the timings that the budget allows; returns 1 if a result was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="interpret small cases; no GPU, no timings")
+    parser.add_argument("--out", type=Path, help="file for results, one JSON object a line")
+    parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
+    parser.add_argument("--kernels", default="matmul,attention", help="which kernels to time")
+    parser.add_argument("--rows", default="1,16,8,128", help="rows M of the matmuls")
+    parser.add_argument("--brief", action="store_true", help="fewer attention cases")
+    flags = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*Triton backend is deprecated.*")
+    reporter = Reporter(flags.out, budget_s=flags.budget_s)
+    versions = {"jax": jax.__version__, "python": platform.python_version(), "device": device_name()}
+    reporter.emit(kernel="all", case="versions", **versions, backend=jax.extend.backend.get_backend().platform_version)
+    attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
+    matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
+    if not flags.smoke:
+        matmul_bench.time_glue(reporter)
+        rows = [int(m) for m in flags.rows.split(",") if m]
+        # The first rows, then attention, then the others: what a short budget leaves out matters least.
+        if "matmul" in flags.kernels:
+            matmul_bench.run(reporter, rows=rows[:2])
+        if "attention" in flags.kernels:
+            attention_bench.run(reporter, is_brief=flags.brief)
+        if "matmul" in flags.kernels:
+            matmul_bench.run(reporter, rows=rows[2:])
+        print_summary(reporter)
+    reporter.close()
+    failed = [row for row in reporter.rows if row.get("status") in ("FAILED", "WRONG") or "error" in row]
+    print(f"{len(failed)} failures", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
