@@ -194,7 +194,7 @@ class LocalClient:
         stop_ids = dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)))
         if len(stop_ids) > MAX_STOP_IDS:
             raise RequestError(
-                f"{len(stop_ids)} stop ids (the model's own included), at most {MAX_STOP_IDS} can be watched; give fewer"
+                f"{len(stop_ids)} stop ids, the model's own included; at most {MAX_STOP_IDS} can be watched, give fewer"
             )
         if params.seed is None:
             words = np.random.SeedSequence([*self._seed_words, index]).generate_state(2)

@@ -16,7 +16,7 @@ def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
         return [prompts]
     listed = list(prompts)
     is_ids = bool(listed) and not isinstance(listed[0], str | Sequence) and hasattr(listed[0], "__index__")
-    return [listed] if is_ids else listed  # type: ignore[list-item]
+    return [listed] if is_ids else listed  # type: ignore[list-item,return-value]
 
 
 def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:

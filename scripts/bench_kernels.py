@@ -1,6 +1,7 @@
 """Checks and times the Pallas kernels, from a checkout.
 
-On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one: `--smoke` interprets small cases.
+On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one, `--smoke` interprets small
+cases.
 """
 
 import argparse

@@ -32,7 +32,8 @@ def _call(
     (m, k), n = x.shape, weight.shape[0]
     tiles = tiles or choose_tiles(device=device_name(), m=m, n=n, k=k, group_size=group_size, dtype=x.dtype.name)
     check_support(m=m, group_size=group_size, dtype=x.dtype, tiles=tiles)
-    return matmul_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
+    out: jax.Array = matmul_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
+    return out
 
 
 def int8_matmul(

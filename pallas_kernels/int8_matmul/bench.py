@@ -107,20 +107,24 @@ def _case_jobs(shape: str, m: int, group_size: int, *, with_xla: bool, limit: in
             **common,
         )
 
-    jobs = [job("xla", lambda x, w: _xla(x, w, group_size))] if with_xla else []
+    jobs = [job("xla", functools.partial(_xla, group_size=group_size))] if with_xla else []
     for tiles in candidates(m=m, n=n, k=k, group_size=group_size)[:limit]:
-        jobs.append(job(tiles.label, lambda x, w, tiles=tiles: _call(x, w, group_size, tiles, False)))
+        jobs.append(job(tiles.label, functools.partial(_call, group_size=group_size, tiles=tiles, interpret=False)))
     return jobs
 
 
 @jax.jit
 def _dense_exact(x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.einsum("MI,OI->MO", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    out: jax.Array = jnp.einsum(
+        "MI,OI->MO", x.astype(jnp.float32), weight.astype(jnp.float32), precision=lax.Precision.HIGHEST
+    )
+    return out
 
 
 def _xla_exact(x: jax.Array, weights: Weights, group_size: int) -> jax.Array:
     weight, scale = weights
-    return _dense_exact(x, weight if scale is None else dequantize(weight, scale, group_size=group_size))
+    out: jax.Array = _dense_exact(x, weight if scale is None else dequantize(weight, scale, group_size=group_size))
+    return out
 
 
 def time_glue(reporter: Reporter) -> None:
@@ -152,14 +156,12 @@ def run(reporter: Reporter, *, rows: Sequence[int] = (1, 16, 8, 128)) -> None:
                     continue
                 jobs = reporter.guarded(
                     label,
-                    lambda shape=shape, m=m, group_size=group_size, with_xla=with_xla, limit=limit: _case_jobs(
-                        shape, m, group_size, with_xla=with_xla, limit=limit
-                    ),
+                    functools.partial(_case_jobs, shape, m, group_size, with_xla=with_xla, limit=limit),
                 )
                 run_jobs(jobs or (), reporter)
     for m in set(rows) & {1, 16}:
         jobs = reporter.guarded(
             {"kernel": "matmul", "case": f"gate_up_m{m}_g32", "tiles": "all"},
-            lambda m=m: _case_jobs("gate_up", m, 32, with_xla=False, limit=8),
+            functools.partial(_case_jobs, "gate_up", m, 32, with_xla=False, limit=8),
         )
         run_jobs(jobs or (), reporter)

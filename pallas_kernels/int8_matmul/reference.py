@@ -39,7 +39,7 @@ def dense_matmul_reference(x: jax.Array, weight: jax.Array) -> jax.Array:
     def multiply(tile: jax.Array) -> jax.Array:
         return jnp.einsum("MI,OI->MO", tile, weight32, precision=lax.Precision.HIGHEST)
 
-    tiles = lax.map(multiply, padded.reshape(num_tiles, TILE_ROWS, num_inputs))
+    tiles: jax.Array = lax.map(multiply, padded.reshape(num_tiles, TILE_ROWS, num_inputs))
     return tiles.reshape(-1, weight.shape[0])[:num_rows].astype(x.dtype)
 
 
@@ -53,4 +53,5 @@ def int8_matmul_reference(x: jax.Array, q: jax.Array, scale: jax.Array, *, group
       scale: f16 or f32[O ceil(I/group_size)]
       group_size: inputs per scale; the last group may be short.
     """
-    return dense_matmul_reference(x, dequantize(q, scale, group_size=group_size))
+    out: jax.Array = dense_matmul_reference(x, dequantize(q, scale, group_size=group_size))
+    return out

@@ -131,8 +131,8 @@ def _dot_kernel(
 
     acc = jnp.zeros((tiles.tile_m, tiles.tile_n), jnp.float32)
     acc, _ = lax.fori_loop(0, steps, accumulate, (acc, load_scales(0)))
-    index = (rows[:, None], outputs[None, :])
-    index = index if out_ref.ndim == 2 else (pl.program_id(2), *index)
+    part = () if out_ref.ndim == 2 else (pl.program_id(2),)
+    index = (*part, rows[:, None], outputs[None, :])
     mask = is_row & (outputs < num_outputs)[None, :]
     plt.store(out_ref.at[index], acc.astype(out_ref.dtype), mask=mask)
 
@@ -166,10 +166,10 @@ def matmul_triton(
     """Returns x @ weight.T, scaled by group if int8, in x's dtype; arguments are checked by the caller."""
     (m, _), n = x.shape, weight.shape[0]
     is_split = tiles.k_splits > 1
-    if tiles.method == "sum":
-        kernel, grid = _sum_kernel, (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
-    else:
-        kernel, grid = _dot_kernel, (pl.cdiv(m, tiles.tile_m), pl.cdiv(n, tiles.tile_n), tiles.k_splits)
+    grid: tuple[int, ...] = (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
+    if tiles.method == "dot":
+        grid = (pl.cdiv(m, tiles.tile_m), *grid)
+    kernel = _sum_kernel if tiles.method == "sum" else _dot_kernel
     call = pl.pallas_call(
         functools.partial(kernel, tiles=tiles, group_size=group_size),
         out_shape=jax.ShapeDtypeStruct(

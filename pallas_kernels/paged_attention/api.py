@@ -74,7 +74,7 @@ def paged_attention(
         block_size=block_size,
         dtype=q.dtype.name,
     )
-    return paged_attention_triton(
+    out: jax.Array = paged_attention_triton(
         q,
         k,
         v,
@@ -85,3 +85,4 @@ def paged_attention(
         tiles=tiles,
         interpret=interpret,
     )
+    return out

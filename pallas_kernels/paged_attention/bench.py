@@ -112,9 +112,11 @@ def _draw_pool(num_blocks: int, seed: int) -> jax.Array:
 
     @jax.jit
     def draw(keys: jax.Array) -> jax.Array:
-        return lax.map(lambda key: jax.random.normal(key, shape, jnp.bfloat16), keys)
+        layers: jax.Array = lax.map(lambda key: jax.random.normal(key, shape, jnp.bfloat16), keys)
+        return layers
 
-    return draw(jax.random.split(jax.random.key(seed), _LAYERS))
+    pool: jax.Array = draw(jax.random.split(jax.random.key(seed), _LAYERS))
+    return pool
 
 
 def run(reporter: Reporter, *, is_brief: bool) -> None:
@@ -124,7 +126,7 @@ def run(reporter: Reporter, *, is_brief: bool) -> None:
     label = {"kernel": "paged_attention", "case": "pool", "tiles": "all"}
     pools = reporter.guarded(label, lambda: (_draw_pool(2048, 1), _draw_pool(2048, 2)))
     for num_rows, context in cases if pools else ():
-        _run_case(reporter, *pools, num_rows, context)
+        _run_case(reporter, pools, num_rows, context)
     del pools
     if reporter.is_out_of_time:
         reporter.emit(**label, status="NOT RUN: budget spent")
@@ -132,13 +134,13 @@ def run(reporter: Reporter, *, is_brief: bool) -> None:
     # A pool over 4 GiB makes the kernel compute addresses in 64 bits.
     pools = reporter.guarded(label, lambda: (_draw_pool(4352, 1), _draw_pool(4352, 2)))
     for num_rows, context in ((32, 8192), (8, 1024)) if pools else ():
-        _run_case(reporter, *pools, num_rows, context)
+        _run_case(reporter, pools, num_rows, context)
 
 
-def _run_case(reporter: Reporter, k: jax.Array, v: jax.Array, num_rows: int, context: int) -> None:
+def _run_case(reporter: Reporter, pools: tuple[jax.Array, jax.Array], num_rows: int, context: int) -> None:
     label = {"kernel": "paged_attention", "case": f"b{num_rows}_c{context}", "tiles": "all"}
     if reporter.is_out_of_time:
         reporter.emit(**label, status="NOT RUN: budget spent")
         return
-    jobs = reporter.guarded(label, lambda: _case_jobs(k, v, num_rows, context))
+    jobs = reporter.guarded(label, lambda: _case_jobs(*pools, num_rows, context))
     run_jobs(jobs or (), reporter)

@@ -67,11 +67,10 @@ def make_inputs(case: Case, *, seed: int = 0, is_poisoned: bool = False) -> Inpu
     mask, filler = in_use[:, None, :, None], filler.astype(np.float32)[:, None, None, None]
     cache = np.where(mask, cache, filler)
     q = rng.standard_normal((len(counts), case.num_heads, case.head_dim))
-    as_array = lambda x: jnp.asarray(x, case.dtype)  # noqa: E731
     return Inputs(
-        q=as_array(q),
-        k=as_array(cache[0]),
-        v=as_array(cache[1]),
+        q=jnp.asarray(q, case.dtype),
+        k=jnp.asarray(cache[0], case.dtype),
+        v=jnp.asarray(cache[1], case.dtype),
         block_tables=jnp.asarray(tables),
         context_lens=jnp.asarray(case.context_lens, jnp.int32),
     )
@@ -91,12 +90,18 @@ def small_cases() -> tuple[Case, ...]:
 def real_cases() -> tuple[Case, ...]:
     """Returns the shapes of real models for a GPU."""
     edges = (1, 63, 64, 65, 255, 256, 257, 1000)
-    heads = {"num_heads": 32, "num_kv_heads": 8}
     return (
-        Case(name="llama_1b_f32", context_lens=edges, head_dim=64, **heads),
-        Case(name="llama_1b_bf16", context_lens=edges, head_dim=64, dtype="bfloat16", **heads),
-        Case(name="llama_1b_long", context_lens=(8192, 4097, 0), head_dim=64, dtype="bfloat16", **heads),
-        Case(name="qwen_8b_bf16", context_lens=edges, head_dim=128, dtype="bfloat16", **heads),
+        Case(name="llama_1b_f32", context_lens=edges, num_heads=32, num_kv_heads=8, head_dim=64),
+        Case(name="llama_1b_bf16", context_lens=edges, num_heads=32, num_kv_heads=8, head_dim=64, dtype="bfloat16"),
+        Case(
+            name="llama_1b_long",
+            context_lens=(8192, 4097, 0),
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=64,
+            dtype="bfloat16",
+        ),
+        Case(name="qwen_8b_bf16", context_lens=edges, num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16"),
         Case(name="smollm_bf16", context_lens=edges, head_dim=64, dtype="bfloat16", num_heads=9, num_kv_heads=3),
         Case(name="g1_bf16", context_lens=edges, head_dim=64, dtype="bfloat16", num_heads=8, num_kv_heads=8),
     )

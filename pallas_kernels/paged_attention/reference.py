@@ -23,7 +23,7 @@ def paged_attention_reference(
     """Returns softmax(scale * q k^T) v of one query token a row over the first `context_lens` tokens of its blocks.
 
     Query head h reads KV head h // (H / K). The context is taken in tiles of 64 tokens in order, with the online
-    softmax (running maximum m, sum l, accumulator acc) in float32, so a row's bits depend on the row alone. A row with
+    softmax (running maximum m, total, accumulator acc) in float32, so a row's bits depend on the row alone. A row with
     a context of 0 gives zeros.
 
     Args:
@@ -55,7 +55,7 @@ def paged_attention_reference(
         def accumulate(
             index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            m, l, acc = carry
+            m, total, acc = carry
             positions, keys, values = tile(index, table)
             scores = jnp.einsum("KGd,CKd->KGC", query, keys, precision=lax.Precision.HIGHEST)
             is_visible = jnp.expand_dims(positions < context_len, (0, 1))
@@ -63,14 +63,16 @@ def paged_attention_reference(
             m_new = jnp.maximum(m, scores.max(axis=-1, keepdims=True))
             p = jnp.exp(scores - m_new)
             alpha = jnp.exp(m - m_new)
-            l_new = alpha * l + p.sum(axis=-1, keepdims=True)
+            total_new = alpha * total + p.sum(axis=-1, keepdims=True)
             mixed = jnp.einsum("KGC,CKd->KGd", p, values, precision=lax.Precision.HIGHEST)
-            return m_new, l_new, alpha * acc + mixed
+            return m_new, total_new, alpha * acc + mixed
 
         m = jnp.full((num_kv_heads, num_groups, 1), -jnp.inf, jnp.float32)
         acc = jnp.zeros((num_kv_heads, num_groups, head_dim), jnp.float32)
         num_tiles = (context_len + TILE_TOKENS - 1) // TILE_TOKENS
-        _, l, acc = lax.fori_loop(0, num_tiles, accumulate, (m, jnp.zeros_like(m), acc))
-        return (acc / jnp.where(l > 0, l, 1.0)).astype(q.dtype).reshape(q.shape[1:])
+        _, total, acc = lax.fori_loop(0, num_tiles, accumulate, (m, jnp.zeros_like(m), acc))
+        out: jax.Array = (acc / jnp.where(total > 0, total, 1.0)).astype(q.dtype).reshape(q.shape[1:])
+        return out
 
-    return lax.map(row, (q, block_tables, context_lens))
+    out: jax.Array = lax.map(row, (q, block_tables, context_lens))
+    return out

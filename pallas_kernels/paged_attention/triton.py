@@ -58,7 +58,7 @@ def _attend_kernel(
         return plt.load(ref.at[layer, blocks[:, None], head, (tokens % block_size)[:, None], dims[None, :]])
 
     def accumulate(index, carry):
-        m, l, acc = carry
+        m, total, acc = carry
         position = start + index * tiles.tile_tokens
         scores = jnp.dot(q, load_tile(k_ref, position).T, precision=precision, preferred_element_type=jnp.float32)
         is_visible = position + lax.iota(jnp.int32, tiles.tile_tokens) < context_len
@@ -68,27 +68,27 @@ def _attend_kernel(
         alpha = jnp.exp2(m - m_new)
         values = load_tile(v_ref, position)
         mixed = jnp.dot(p.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
-        return m_new, alpha * l + p.sum(axis=1), alpha[:, None] * acc + mixed
+        return m_new, alpha * total + p.sum(axis=1), alpha[:, None] * acc + mixed
 
     @pl.when((start < context_len) | (not stats_refs))
     def _():
         num_tiles = pl.cdiv(jnp.clip(context_len - start, 0, tiles.split_tokens), tiles.tile_tokens)
         m = jnp.full((group_rows,), -jnp.inf, jnp.float32)
         carry = (m, jnp.zeros_like(m), jnp.zeros((group_rows, head_dim), jnp.float32))
-        m, l, acc = lax.fori_loop(0, num_tiles, accumulate, carry)
+        m, total, acc = lax.fori_loop(0, num_tiles, accumulate, carry)
         if not stats_refs:
-            out = (acc / jnp.where(l > 0, l, 1.0)[:, None]).astype(acc_ref.dtype)
+            out = (acc / jnp.where(total > 0, total, 1.0)[:, None]).astype(acc_ref.dtype)
             plt.store(acc_ref.at[row, heads[:, None], dims[None, :]], out, mask=in_group[:, None])
             return
         plt.store(acc_ref.at[split, row, heads[:, None], dims[None, :]], acc, mask=in_group[:, None])
         plt.store(stats_refs[0].at[split, row, heads], m, mask=in_group)
-        plt.store(stats_refs[1].at[split, row, heads], l, mask=in_group)
+        plt.store(stats_refs[1].at[split, row, heads], total, mask=in_group)
 
 
 def _combine_kernel(
     acc_ref,  # f32[splits B H d]
     m_ref,  # f32[splits B H]
-    l_ref,  # f32[splits B H]
+    total_ref,  # f32[splits B H]
     lens_ref,  # i32[B]
     out_ref,  # [B H d]
     *,
@@ -99,21 +99,21 @@ def _combine_kernel(
     num_used = pl.cdiv(lens_ref[row], split_tokens)
 
     def accumulate(index, carry):
-        m, l, acc = carry
+        m, total, acc = carry
         splits = index * _COMBINE_SPLITS + lax.iota(jnp.int32, _COMBINE_SPLITS)
         is_used = splits < num_used
         m_part = plt.load(m_ref.at[splits, row, head], mask=is_used, other=-jnp.inf)
-        l_part = plt.load(l_ref.at[splits, row, head], mask=is_used, other=0.0)
+        total_part = plt.load(total_ref.at[splits, row, head], mask=is_used, other=0.0)
         acc_part = plt.load(acc_ref.at[splits[:, None], row, head, dims[None, :]], mask=is_used[:, None], other=0.0)
         m_new = jnp.maximum(m, m_part.max())
         weights = jnp.exp2(m_part - m_new)
         alpha = jnp.exp2(m - m_new)
-        l_new = alpha * l + (l_part * weights).sum()
-        return m_new, l_new, alpha * acc + (acc_part * weights[:, None]).sum(axis=0)
+        total_new = alpha * total + (total_part * weights).sum()
+        return m_new, total_new, alpha * acc + (acc_part * weights[:, None]).sum(axis=0)
 
     carry = (jnp.float32(-jnp.inf), jnp.float32(0.0), jnp.zeros((acc_ref.shape[3],), jnp.float32))
-    _, l, acc = lax.fori_loop(0, pl.cdiv(num_used, _COMBINE_SPLITS), accumulate, carry)
-    out_ref[row, head, :] = (acc / jnp.where(l > 0, l, 1.0)).astype(out_ref.dtype)
+    _, total, acc = lax.fori_loop(0, pl.cdiv(num_used, _COMBINE_SPLITS), accumulate, carry)
+    out_ref[row, head, :] = (acc / jnp.where(total > 0, total, 1.0)).astype(out_ref.dtype)
 
 
 def check_support(*, head_dim: int, dtype: jnp.dtype, block_size: int) -> None:

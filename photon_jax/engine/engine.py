@@ -154,5 +154,5 @@ def free_bytes(device: jax.Device) -> int:
     """Returns the memory that a device can still give; on a CPU the host's available memory."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+        return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

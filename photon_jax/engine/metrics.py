@@ -21,10 +21,10 @@ class CompileCounter:
     def __exit__(self, *_: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
-    def _listen(self, event: str, duration_s: float, **_: str | int) -> None:
+    def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == _COMPILE_EVENT:
             self.num_compiles += 1
-            self.seconds += duration_s
+            self.seconds += duration_secs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

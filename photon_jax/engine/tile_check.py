@@ -1,4 +1,4 @@
-"""Tile check: which tile sizes give a token the same bits on this machine, found by computing one sequence with each."""
+"""Tile check: which tile sizes give a token the same bits on this machine, found by trying them on one sequence."""
 
 import dataclasses
 

@@ -110,7 +110,9 @@ def random_params(config: ModelConfig, key: jax.Array) -> Params:
             noise = noise / math.sqrt(fan_in)
         return noise.astype(leaf.dtype)
 
-    return jax.tree.unflatten(tree, [draw(i, p, leaf) for i, (p, leaf) in enumerate(zip(paths, leaves, strict=True))])
+    drawn = [draw(i, path, leaf) for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True))]
+    params: Params = jax.tree.unflatten(tree, drawn)
+    return params
 
 
 def num_bytes(params: Params) -> int:

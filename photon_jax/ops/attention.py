@@ -102,7 +102,8 @@ def _attention_reference(
         merged = jnp.where(jnp.expand_dims(is_real, (1, 2)), attended, old)
         return lax.dynamic_update_slice_in_dim(out, merged, start, 0)
 
-    return lax.fori_loop(0, inputs.counts[2], attend_item, jnp.zeros_like(q))
+    out: jax.Array = lax.fori_loop(0, inputs.counts[2], attend_item, jnp.zeros_like(q))
+    return out
 
 
 def _attend_item(
@@ -113,7 +114,7 @@ def _attend_item(
     layer_index: int,
     table: jax.Array,  # i32[P]
 ) -> jax.Array:  # [Q H d]
-    """Online softmax over the context (Milakov and Gimelshein, arXiv:1805.02867), a tile wholly masked changes nothing."""
+    """Online softmax over context tiles (Milakov and Gimelshein, arXiv:1805.02867); a masked tile changes nothing."""
     query_tile, num_heads, head_dim = q.shape
     num_kv = cache.k.shape[2]
     groups = num_heads // num_kv

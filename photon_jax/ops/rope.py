@@ -36,7 +36,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, seq_len: int) -> tuple[
 
 def _plain(theta: float, head_dim: int) -> np.ndarray:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.float32(1.0) / np.power(np.float32(theta), exponents)
+    return np.reciprocal(np.power(np.float32(theta), exponents), dtype=np.float32)
 
 
 def _dynamic(rope: RopeConfig, head_dim: int, seq_len: int) -> np.ndarray:
@@ -51,7 +51,7 @@ def _llama3(plain: np.ndarray, rope: RopeConfig) -> np.ndarray:
     rotations = np.float32(rope.original_max_position_embeddings) / wavelengths
     blend = (rotations - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
     blend = np.clip(blend, np.float32(0.0), np.float32(1.0))
-    return ((np.float32(1.0) - blend) * (plain / np.float32(rope.factor)) + blend * plain).astype(np.float32)
+    return np.asarray((np.float32(1.0) - blend) * (plain / np.float32(rope.factor)) + blend * plain, np.float32)
 
 
 def _yarn(plain: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def _yarn(plain: np.ndarray, rope: RopeConfig, head_dim: int) -> np.ndarray:
     ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     kept = np.float32(1.0) - np.clip(ramp, np.float32(0.0), np.float32(1.0))
     interpolated = plain / np.float32(rope.factor)
-    return (interpolated * (np.float32(1.0) - kept) + plain * kept).astype(np.float32)
+    return np.asarray(interpolated * (np.float32(1.0) - kept) + plain * kept, np.float32)
 
 
 def rope_tables(

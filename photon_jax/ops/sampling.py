@@ -107,7 +107,8 @@ def _sample(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, j
         sampling = jnp.where(is_greedy, 0.0, _logprob_at(kept, token))
         return token, jnp.stack([raw, tempered, sampling], axis=1)
 
-    return lax.cond(jnp.any(temperature > 0.0), some_random, all_greedy, None)
+    token, logprobs = lax.cond(jnp.any(temperature > 0.0), some_random, all_greedy, None)
+    return token, logprobs
 
 
 def _mask_stops(logits: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:

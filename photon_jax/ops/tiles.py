@@ -49,4 +49,5 @@ def map_rows(
         )
 
     empty = tuple(jnp.zeros((num_rows, *r.shape[1:]), r.dtype) for r in results)
-    return lax.fori_loop(0, (tiles.num_rows + size - 1) // size, body, empty)
+    outputs: tuple[jax.Array, ...] = lax.fori_loop(0, (tiles.num_rows + size - 1) // size, body, empty)
+    return outputs
