@@ -9,6 +9,7 @@ import hypothesis
 
 def pytest_addoption(parser):
     parser.addoption("--gpu", action="store_true", help="run on the GPU, with the tests marked gpu")
+    parser.addoption("--demo_model", help="GGUF file of the demo model; unset: fetched and cached")
 
 
 def pytest_configure(config):

@@ -64,7 +64,7 @@ def xla_paged_attention(
 
 
 def _chain(attend: Attend) -> Callable[..., jax.Array]:
-    """Returns a program of dependent calls that go through layers and tables, so that no call finds its blocks in L2."""
+    """Returns a program of dependent calls that go through layers and tables, so that none finds its blocks in L2."""
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lens: jax.Array) -> jax.Array:
         def step(q: jax.Array, tables: jax.Array) -> tuple[jax.Array, None]:

@@ -59,7 +59,7 @@ class ModelRunner:
 
     def collect(self, handle: StepHandle) -> StepResult:
         """Blocks until the step is done; the only device-to-host copy of the engine."""
-        views = host_views(np.array(handle.outputs), output_fields(handle.layout))
+        views = host_views(jax.device_get(handle.outputs), output_fields(handle.layout))
         num_rows, num_tokens = len(handle.plan.scheduled), handle.plan.num_tokens
         result = StepResult(views["token_ids"][:num_rows], views["logprobs"][:num_rows])
         if not handle.layout.has_scores:

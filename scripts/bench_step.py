@@ -1,0 +1,149 @@
+"""Times the engine's steps on random weights of a model shape: prefill, then decode at several batch sizes.
+
+  PYTHONPATH=. python scripts/bench_step.py --shape=llama-3.2-1b --dtype=bfloat16 --batch_sizes=1,8,64
+
+Prints one JSON line a batch size: median milliseconds of a decode step through the whole engine, of the step program
+alone (launched again and again before one wait), and the share of the memory bandwidth that the weights alone need.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from photon_jax.config import make_engine_config
+from photon_jax.engine.engine import StartedEngine, start_engine
+from photon_jax.engine.input_builder import InputBuilder
+from photon_jax.engine.step import jit_step
+from photon_jax.models.config import ModelConfig, RopeConfig
+from photon_jax.models.params import num_bytes, random_params
+from photon_jax.request import Request, SamplingParams
+
+LLAMA3_ROPE = RopeConfig(
+    kind="llama3",
+    theta=500000.0,
+    factor=32.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+SHAPES = {
+    "llama-3.2-1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "mlp_size": 8192,
+        "num_layers": 16,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": 64,
+        "rope": LLAMA3_ROPE,
+        "max_position_embeddings": 131072,
+    },
+    "smollm2-135m": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "mlp_size": 1536,
+        "num_layers": 30,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+        "head_dim": 64,
+        "rope": RopeConfig(theta=100000.0),
+        "max_position_embeddings": 8192,
+    },
+}
+
+
+def main() -> None:
+    """Starts one engine and times it at each batch size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.2-1b")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batch_sizes", default="1,8,64")
+    parser.add_argument("--prompt_len", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--linear", default=None)
+    parser.add_argument("--attention", default=None)
+    flags = parser.parse_args()
+    batch_sizes = [int(size) for size in flags.batch_sizes.split(",")]
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        dtype=flags.dtype,
+        **SHAPES[flags.shape],
+    )
+    params = random_params(config, jax.random.key(0))
+    max_len = flags.prompt_len + flags.steps + 64
+    engine_config = make_engine_config(
+        None,
+        dtype=flags.dtype,
+        max_model_len=max_len,
+        max_num_seqs=max(batch_sizes),
+        max_num_batched_tokens=2048,
+        num_blocks=max(batch_sizes) * -(-max_len // 64) + 1,
+        linear=flags.linear,
+        attention=flags.attention,
+    )
+    started = start_engine(params, config, engine_config)
+    print(json.dumps({"start_s": round(started.seconds, 2), "num_programs": started.num_programs}), flush=True)
+    for batch in batch_sizes:
+        row = {"shape": flags.shape, "dtype": flags.dtype, "batch": batch, "prompt_len": flags.prompt_len}
+        row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+        print(json.dumps(row | time_batch(started, batch, flags.prompt_len, flags.steps)), flush=True)
+
+
+def time_batch(started: StartedEngine, batch: int, prompt_len: int, num_steps: int) -> dict[str, float]:
+    """Returns the times of one batch; the first of two rounds compiles."""
+    rng = np.random.default_rng(batch)
+    scheduler, engine = started.engine.scheduler, started.engine
+    vocab_size = started.runner.config.model.vocab_size
+    for name in ("warm", "timed"):
+        for index in range(batch):
+            ids = tuple(rng.integers(vocab_size, size=prompt_len).tolist())
+            params = SamplingParams(max_tokens=num_steps, temperature=0.0).resolve({})
+            scheduler.add(Request(request_id=f"{name}-{batch}-{index}", prompt_token_ids=ids, params=params))
+        begin = time.perf_counter()
+        while scheduler.num_waiting or any(item.num_new_tokens > 1 for item in engine.last_plan.scheduled):
+            engine.step()
+        prefill_s = time.perf_counter() - begin
+        times = []
+        while scheduler.has_unfinished:
+            start = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - start)
+            if name == "timed" and len(times) == num_steps // 2:
+                device_s = time_program(started)
+    weight_bytes = num_bytes(started.runner.params)
+    return {
+        "prefill_tokens_per_s": round(batch * prompt_len / prefill_s, 1),
+        "engine_step_ms": round(statistics.median(times) * 1e3, 3),
+        "program_ms": round(device_s * 1e3, 3),
+        "tokens_per_s": round(batch / statistics.median(times), 1),
+        "weight_gb_per_s": round(weight_bytes / device_s / 1e9, 1),
+    }
+
+
+def time_program(started: StartedEngine, count: int = 30) -> float:
+    """Returns the seconds of the program of the step that ran last, launched `count` times before one wait.
+
+    It writes the same keys and values to the same places, so the engine's sequences go on unharmed.
+    """
+    runner, plan = started.runner, started.engine.last_plan
+    layout = runner.buckets.choose(plan)
+    builder = InputBuilder(block_size=started.layout.block_size, max_num_seqs=runner.state.last_token.size - 1)
+    packed = jax.device_put(builder.build(plan, layout))
+    for _ in range(2):
+        begin = time.perf_counter()
+        for _ in range(count):
+            outputs, runner.cache, runner.state = jit_step(
+                runner.params, runner.cache, runner.state, packed, layout=layout, config=runner.config
+            )
+        outputs.block_until_ready()
+    return (time.perf_counter() - begin) / count
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The step on its device: donated buffers are reused, the cache is never copied, nothing compiles twice."""
+
+import jax
+import numpy as np
+import pytest
+from helpers.tiny_model import tiny_config, tiny_params
+
+from photon_jax.config import make_engine_config
+from photon_jax.engine.engine import start_engine
+from photon_jax.engine.metrics import CompileCounter
+from photon_jax.request import Request, SamplingParams
+
+SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 16, "num_blocks": 999, "max_model_len": 200}
+
+
+def start(**settings):
+    config = tiny_config()
+    return start_engine(tiny_params(config), config, make_engine_config(None, **(SETTINGS | settings)))
+
+
+@pytest.fixture(scope="module")
+def started():
+    return start(warmup="full")
+
+
+def run(started, requests):
+    for request in requests:
+        started.engine.scheduler.add(request)
+    while started.engine.scheduler.has_unfinished:
+        started.engine.step()
+
+
+def request_of(name, prompt_len, **params):
+    ids = tuple(np.random.default_rng(prompt_len).integers(258, size=prompt_len).tolist())
+    score = params.pop("score", False)
+    resolved = SamplingParams(**({"max_tokens": 6} | params)).resolve({})
+    return Request(request_id=name, prompt_token_ids=ids, params=resolved, stop_token_ids=(257, 5), score=score)
+
+
+def every_kind_of_request(tag):
+    return [
+        request_of(f"{tag}greedy", 3, temperature=0.0),
+        request_of(f"{tag}plain", 70),
+        request_of(f"{tag}top-k", 16, top_k=3),
+        request_of(f"{tag}top-p", 17, top_p=0.5, seed=3),
+        request_of(f"{tag}min-p", 31, min_p=0.2, temperature=0.3),
+        request_of(f"{tag}all", 33, top_k=9, top_p=0.9, min_p=0.01, temperature=1.7, min_tokens=4),
+        request_of(f"{tag}score", 40, score=True, max_tokens=1),
+        request_of(f"{tag}again", 70),
+        request_of(f"{tag}one", 1),
+    ]
+
+
+def has_room_for_a_copy(compiled: jax.stages.Compiled, cache: jax.Array) -> bool:
+    """Returns whether a program's temporary memory could hold a second array of the cache's size."""
+    return compiled.memory_analysis().temp_size_in_bytes >= cache.nbytes
+
+
+def check_no_copies(started):
+    cache = started.runner.cache
+    layouts = started.runner.buckets.layouts(has_scores=True) + started.runner.buckets.layouts(has_scores=False)
+    for layout in layouts:
+        compiled = started.runner.compile(layout)
+        assert not has_room_for_a_copy(compiled, cache.k), layout
+        assert compiled.memory_analysis().alias_size_in_bytes >= cache.k.nbytes + cache.v.nbytes, layout
+
+
+def test_no_program_copies_the_cache_and_all_alias_it(started):
+    check_no_copies(started)
+
+
+def test_the_search_for_copies_finds_one(started):
+    cache = started.runner.cache.k
+
+    def write_and_compare(k):
+        new = k.at[0, 0].set(1.0)
+        return new, (new * k[::-1]).sum()
+
+    assert has_room_for_a_copy(jax.jit(write_and_compare, donate_argnums=0).lower(cache).compile(), cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gpu_programs_do_not_copy_the_cache(dtype):
+    config = tiny_config(dtype=dtype, num_layers=4, head_dim=64, hidden_size=256)
+    settings = SETTINGS | {"block_size": 64, "num_blocks": 200, "dtype": dtype}
+    check_no_copies(start_engine(tiny_params(config), config, make_engine_config(None, **settings)))
+
+
+def test_a_step_writes_into_the_buffers_that_it_was_given(started):
+    run(started, [request_of("first", 20)])
+    cache = started.runner.cache
+    before = cache.k.unsafe_buffer_pointer(), cache.v.unsafe_buffer_pointer()
+    run(started, [request_of("second", 20)])
+    after = started.runner.cache
+    assert (after.k.unsafe_buffer_pointer(), after.v.unsafe_buffer_pointer()) == before
+    assert cache.k.is_deleted()
+
+
+def test_nothing_compiles_after_a_full_warm_up(started):
+    with CompileCounter() as counter:
+        run(started, every_kind_of_request("a"))
+    assert counter.num_compiles == 0
+    counters = started.engine.scheduler.counters
+    assert counters.num_chunks > 0 and counters.num_prefix_hit_tokens > 0
+
+
+def test_a_lazy_engine_compiles_what_it_meets(started):
+    lazy = start(warmup="lazy", max_num_batched_tokens=48)
+    with CompileCounter() as counter:
+        run(lazy, every_kind_of_request("b"))
+    assert counter.num_compiles > 0
+
+
+def test_each_step_copies_one_array_to_the_host(started, monkeypatch):
+    copies = []
+    device_get = jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda array: copies.append(array.shape) or device_get(array))
+    for name in ("__int__", "__float__", "__bool__", "__index__", "item", "tolist"):
+        monkeypatch.delattr(type(started.runner.cache.k), name)
+    steps = started.engine.scheduler.counters.num_steps
+    run(started, every_kind_of_request("c"))
+    assert len(copies) == started.engine.scheduler.counters.num_steps - steps
+    assert all(len(shape) == 1 for shape in copies)
+
+
+@pytest.mark.gpu
+def test_gpu_steps_run_under_a_transfer_guard(started):
+    for request in every_kind_of_request("d"):
+        started.engine.scheduler.add(request)
+    while started.engine.scheduler.has_unfinished:
+        plan = started.engine.scheduler.schedule()
+        with jax.transfer_guard_device_to_host("disallow"):
+            handle = started.runner.launch(plan)
+        started.engine.scheduler.apply(plan, started.runner.collect(handle))
