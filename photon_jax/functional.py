@@ -49,6 +49,8 @@ def generate(
     """
     listed = [encode_prompt(prompt, tokenizer) for prompt in as_list(prompts)]
     each = params_for_each(sampling_params, len(listed))
+    if not listed:
+        return []
     started = start_engine(params, config, _config_for(config, listed, each))
     own = () if tokenizer is None else tokenizer.eos_token_ids
     client = LocalClient(
@@ -74,12 +76,12 @@ def _config_for(config: ModelConfig, prompts: Sequence[Prompt], params: Sequence
     num_seqs = min(sum(count for _, count in lengths), MAX_NUM_SEQS)
     block_size = CacheConfig().block_size
     longest = sorted((-(-length // block_size) for length, count in lengths for _ in range(count)), reverse=True)
-    num_blocks = _power_of_two(max(1, sum(longest[:MAX_NUM_SEQS]))) + 1
+    num_blocks = _power_of_two(sum(longest[:MAX_NUM_SEQS])) + 1
     return EngineConfig(
         dtype=config.dtype,  # type: ignore[arg-type]
-        max_model_len=min(_power_of_two(max((length for length, _ in lengths), default=1)), most),
+        max_model_len=min(_power_of_two(max(length for length, _ in lengths)), most),
         cache=CacheConfig(num_blocks=num_blocks),
-        scheduler=SchedulerConfig(max_num_seqs=_power_of_two(max(1, num_seqs))),
+        scheduler=SchedulerConfig(max_num_seqs=_power_of_two(num_seqs)),
     )
 
 
@@ -88,7 +90,7 @@ def _power_of_two(value: int) -> int:
 
 
 def _key_words(key: int | jax.Array) -> tuple[int, ...]:
-    if isinstance(key, int):
-        return key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    if isinstance(key, int | np.integer):
+        return int(key) & 0xFFFFFFFF, int(key) >> 32 & 0xFFFFFFFF
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     return tuple(int(word) for word in np.asarray(data).reshape(-1))

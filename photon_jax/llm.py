@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -85,6 +85,9 @@ class LLM:
             linear=linear,
             attention=attention,
         )
+        self._start(model, config, seed, progress)
+
+    def _start(self, model: str | Path, config: EngineConfig, seed: int, progress: bool) -> None:
         begin = time.perf_counter()
         checkpoint = _load(model, config, progress)
         self.config: ModelConfig = checkpoint.config
@@ -147,11 +150,15 @@ class LLM:
         conversations = [messages] if is_one else messages
         return self._generate([self._encode_chat(each) for each in conversations], sampling_params, progress)  # type: ignore[arg-type]
 
-    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: PromptLike, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Yields the output so far whenever a token came; the last one has its finish_reason. Closing it aborts."""
         return self._stream(self._encode(prompt), sampling_params)
 
-    def stream_chat(self, messages: Messages, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream_chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
         """Yields the answer to a conversation as `stream` does."""
         return self._stream(self._encode_chat(messages), sampling_params)
 
@@ -166,9 +173,10 @@ class LLM:
         return str(self._engine().memory_ledger())
 
     def close(self) -> None:
-        """Gives the cache's and the weights' memory back; the LLM can't be used afterwards."""
+        """Gives the cache's and the weights' memory back; the LLM can't be used afterwards, open streams end."""
         if self._started is None:
             return
+        self._client.close()
         runner = self._started.runner
         for array in jax.tree.leaves((runner.cache, runner.state, self.params)):
             array.delete()
@@ -203,7 +211,7 @@ class LLM:
             self._client.run(submissions, on_step)
         return submissions
 
-    def _stream(self, prompt: Prompt, params: SamplingParams | None) -> Iterator[RequestOutput]:
+    def _stream(self, prompt: Prompt, params: SamplingParams | None) -> Generator[RequestOutput, None, None]:
         self._engine()
         (submission,) = self._client.submit_all([prompt], [params or SamplingParams()], score=False)
         return self._client.iterate(submission)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
@@ -138,7 +138,8 @@ class LocalClient:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._sampling_defaults = dict(sampling_defaults or {})
+        defaults = sampling_defaults or {}
+        self._sampling_defaults = {name: value for name, value in defaults.items() if value is not None}
         self._seed_words = tuple(seed_words)
         self._indices = itertools.count()
         self._live: dict[str, tuple[Submission, _Sample]] = {}  # by request id
@@ -223,26 +224,39 @@ class LocalClient:
         finally:
             self.abort_all(submissions)
 
-    def iterate(self, submission: Submission) -> Iterator[RequestOutput]:
+    def iterate(self, submission: Submission) -> Generator[RequestOutput, None, None]:
         """Yields what has come so far whenever tokens came, last the finished output; aborts when it is closed."""
+        outputs = self._iterate(submission)
+        next(outputs)  # it is inside its `try` now: closing or dropping it aborts, even before its first output
+        return outputs
+
+    def _iterate(self, submission: Submission) -> Generator[RequestOutput, None, None]:
         num_seen = 0
         try:
-            while not submission.is_finished:
-                self.step()
-                if submission.num_output_tokens > num_seen or submission.is_finished:
-                    num_seen = submission.num_output_tokens
-                    yield submission.output()
+            yield submission.output()
+            is_last = False
+            while not is_last:
+                # others that take turns step the engine too: tokens, and the end, may be there already
+                while submission.num_output_tokens == num_seen and not submission.is_finished:
+                    self.step()
+                num_seen, is_last = submission.num_output_tokens, submission.is_finished
+                yield submission.output()
         finally:
             self.abort_all([submission])
 
     def abort_all(self, submissions: Sequence[Submission]) -> None:
         """Ends what is unfinished of the submissions; their blocks are free at once."""
+        now = time.perf_counter()
         for submission in submissions:
             for sample in submission.samples:
                 request_id = sample.request.request_id
-                if self._live.pop(request_id, None) is not None:
+                if request_id in self._live:
                     self._engine.scheduler.abort(request_id)
-                    sample.finish_reason = FinishReason.ABORT.value
+                    self._end(submission, sample, FinishReason.ABORT, None, now)
+
+    def close(self) -> None:
+        """Ends what is unfinished of all submissions; iterators that are open yield it as their last output."""
+        self.abort_all([submission for submission, _ in self._live.values()])
 
     def step(self) -> None:
         """Runs one step of the engine and hands out what it made."""

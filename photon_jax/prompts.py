@@ -1,6 +1,7 @@
 """Prompts as callers write them, made into one shape: a list of token ids and one SamplingParams for each."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 from photon_jax.errors import RequestError
 from photon_jax.local_client import Prompt
@@ -11,12 +12,25 @@ PromptLike = str | Sequence[int]
 
 
 def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
-    """Returns a list of prompts; one text, or one list of ids, is a single prompt."""
+    """Returns a list of prompts; one text, or one list of ids, is a single prompt.
+
+    Raises:
+      RequestError: it is neither text nor a collection.
+    """
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts are a text, token ids or a list of either, got {prompts!r}")
     listed = list(prompts)
-    is_ids = bool(listed) and not isinstance(listed[0], str | Sequence) and hasattr(listed[0], "__index__")
-    return [listed] if is_ids else listed  # type: ignore[list-item,return-value]
+    return [listed] if listed and _is_id(listed[0]) else listed  # type: ignore[list-item,return-value]
+
+
+def _is_id(value: object) -> bool:
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # an array of several ids has __index__ too, and refuses here
+        return False
+    return True
 
 
 def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
@@ -30,8 +44,8 @@ def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
             raise RequestError("the prompt is text and the checkpoint has no tokenizer; give token ids")
         return Prompt(token_ids=tuple(tokenizer.encode(prompt)), text=prompt)
     try:
-        return Prompt(token_ids=tuple(int(token_id.__index__()) for token_id in prompt))
-    except (TypeError, AttributeError) as error:
+        return Prompt(token_ids=tuple(operator.index(token_id) for token_id in prompt))
+    except TypeError as error:
         raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r}") from error
 
 
@@ -41,7 +55,7 @@ def params_for_each(
     """Returns one SamplingParams for each prompt.
 
     Raises:
-      RequestError: a list of another length was given.
+      RequestError: a list of another length, or of something else, was given.
     """
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
@@ -49,4 +63,8 @@ def params_for_each(
         raise RequestError(
             f"{len(sampling_params)} sampling_params for {num_prompts} prompts; give one for all or one for each"
         )
-    return list(sampling_params)
+    listed = list(sampling_params)
+    wrong = next((each for each in listed if not isinstance(each, SamplingParams)), None)
+    if wrong is not None:
+        raise RequestError(f"sampling_params must be SamplingParams or a list of them, got {wrong!r} in the list")
+    return listed

@@ -74,15 +74,7 @@ def paged_attention(
         block_size=block_size,
         dtype=q.dtype.name,
     )
-    out: jax.Array = paged_attention_triton(
-        q,
-        k,
-        v,
-        block_tables,
-        context_lens,
-        layer,
-        scale=head_dim**-0.5 if scale is None else scale,
-        tiles=tiles,
-        interpret=interpret,
-    )
+    scale = head_dim**-0.5 if scale is None else scale
+    arguments = (q, k, v, block_tables, context_lens, layer)
+    out: jax.Array = paged_attention_triton(*arguments, scale=scale, tiles=tiles, interpret=interpret)
     return out

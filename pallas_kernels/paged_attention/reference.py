@@ -9,6 +9,39 @@ from jax import lax
 TILE_TOKENS = 64
 
 
+def _attend_row(
+    query: jax.Array,  # f32[K G d], scaled
+    k: jax.Array,  # [L N K S d]
+    v: jax.Array,  # [L N K S d]
+    table: jax.Array,  # i32[P]
+    context_len: jax.Array,  # i32[]
+    layer: jax.Array,  # i32[]
+) -> jax.Array:  # f32[K G d]
+    block_size = k.shape[3]
+
+    def accumulate(
+        index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        m, total, acc = carry
+        positions = index * TILE_TOKENS + lax.iota(jnp.int32, TILE_TOKENS)
+        blocks = table[jnp.minimum(positions // block_size, table.shape[0] - 1)]  # i32[C]
+        keys = k[layer, blocks, :, positions % block_size].astype(jnp.float32)  # f32[C K d]
+        values = v[layer, blocks, :, positions % block_size].astype(jnp.float32)
+        scores = jnp.einsum("KGd,CKd->KGC", query, keys, precision=lax.Precision.HIGHEST)
+        scores = jnp.where(jnp.expand_dims(positions < context_len, (0, 1)), scores, -jnp.inf)
+        m_new = jnp.maximum(m, scores.max(axis=-1, keepdims=True))
+        p, alpha = jnp.exp(scores - m_new), jnp.exp(m - m_new)
+        total_new = alpha * total + p.sum(axis=-1, keepdims=True)
+        mixed = jnp.einsum("KGC,CKd->KGd", p, values, precision=lax.Precision.HIGHEST)
+        return m_new, total_new, alpha * acc + mixed
+
+    m = jnp.full((*query.shape[:2], 1), -jnp.inf, jnp.float32)
+    num_tiles = (context_len + TILE_TOKENS - 1) // TILE_TOKENS
+    _, total, acc = lax.fori_loop(0, num_tiles, accumulate, (m, jnp.zeros_like(m), jnp.zeros_like(query)))
+    out: jax.Array = acc / jnp.where(total > 0, total, 1.0)
+    return out
+
+
 @functools.partial(jax.jit, static_argnames=("scale",))
 def paged_attention_reference(
     q: jax.Array,  # [B H d]
@@ -35,44 +68,14 @@ def paged_attention_reference(
       layer: which layer of the cache.
       scale: of the scores; 1 / sqrt(d) by default.
     """
-    num_kv_heads, block_size, head_dim = k.shape[2:]
-    num_groups = q.shape[1] // num_kv_heads
-    width = block_tables.shape[1]
+    num_kv_heads, head_dim = k.shape[2], k.shape[4]
     scale = head_dim**-0.5 if scale is None else scale
     layer = jnp.asarray(layer, jnp.int32)
 
-    def tile(index: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        positions = index * TILE_TOKENS + lax.iota(jnp.int32, TILE_TOKENS)
-        blocks = table[jnp.minimum(positions // block_size, width - 1)]  # i32[C]
-        keys = k[layer, blocks, :, positions % block_size].astype(jnp.float32)  # f32[C K d]
-        values = v[layer, blocks, :, positions % block_size].astype(jnp.float32)
-        return positions, keys, values
-
-    def row(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def attend(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         query, table, context_len = inputs
-        query = query.astype(jnp.float32).reshape(num_kv_heads, num_groups, head_dim) * scale
+        grouped = query.astype(jnp.float32).reshape(num_kv_heads, -1, head_dim) * scale  # f32[K G d]
+        return _attend_row(grouped, k, v, table, context_len, layer).astype(q.dtype).reshape(query.shape)
 
-        def accumulate(
-            index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
-        ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            m, total, acc = carry
-            positions, keys, values = tile(index, table)
-            scores = jnp.einsum("KGd,CKd->KGC", query, keys, precision=lax.Precision.HIGHEST)
-            is_visible = jnp.expand_dims(positions < context_len, (0, 1))
-            scores = jnp.where(is_visible, scores, -jnp.inf)
-            m_new = jnp.maximum(m, scores.max(axis=-1, keepdims=True))
-            p = jnp.exp(scores - m_new)
-            alpha = jnp.exp(m - m_new)
-            total_new = alpha * total + p.sum(axis=-1, keepdims=True)
-            mixed = jnp.einsum("KGC,CKd->KGd", p, values, precision=lax.Precision.HIGHEST)
-            return m_new, total_new, alpha * acc + mixed
-
-        m = jnp.full((num_kv_heads, num_groups, 1), -jnp.inf, jnp.float32)
-        acc = jnp.zeros((num_kv_heads, num_groups, head_dim), jnp.float32)
-        num_tiles = (context_len + TILE_TOKENS - 1) // TILE_TOKENS
-        _, total, acc = lax.fori_loop(0, num_tiles, accumulate, (m, jnp.zeros_like(m), acc))
-        out: jax.Array = (acc / jnp.where(total > 0, total, 1.0)).astype(q.dtype).reshape(q.shape[1:])
-        return out
-
-    out: jax.Array = lax.map(row, (q, block_tables, context_lens))
+    out: jax.Array = lax.map(attend, (q, block_tables, context_lens))
     return out

@@ -64,8 +64,7 @@ def _attend_kernel(
         is_visible = position + lax.iota(jnp.int32, tiles.tile_tokens) < context_len
         scores = jnp.where(is_visible[None, :], scores * (scale * _LOG2_E), -jnp.inf)
         m_new = jnp.maximum(m, scores.max(axis=1))
-        p = jnp.exp2(scores - m_new[:, None])
-        alpha = jnp.exp2(m - m_new)
+        p, alpha = jnp.exp2(scores - m_new[:, None]), jnp.exp2(m - m_new)
         values = load_tile(v_ref, position)
         mixed = jnp.dot(p.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
         return m_new, alpha * total + p.sum(axis=1), alpha[:, None] * acc + mixed

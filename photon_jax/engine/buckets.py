@@ -55,6 +55,12 @@ class BucketSpec:
             return self._decode(_first_at_least(self.decode_rows, num_rows), width, has_scores)
         return self._mixed(_first_at_least(self.mixed_tokens, plan.num_tokens), width, has_scores)
 
+    def choose_tokens(self, plan: StepPlan) -> int:
+        """Returns T of the layout that holds the plan; only its rows are read, so an applied plan will do."""
+        if plan.num_tokens == len(plan.scheduled):
+            return _first_at_least(self.decode_rows, len(plan.scheduled))
+        return _first_at_least(self.mixed_tokens, plan.num_tokens)
+
     def layouts(self, *, has_scores: bool) -> list[StepLayout]:
         """Returns every layout that `choose` can give, largest first."""
         decode = [self._decode(r, w, has_scores) for r, w in itertools.product(self.decode_rows, self.table_widths)]

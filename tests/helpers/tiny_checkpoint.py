@@ -6,6 +6,7 @@ continuation is written down by hand.
 
 import dataclasses
 import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -22,6 +23,15 @@ from photon_jax.models.params import Params
 
 VOCAB_SIZE = 432  # padded beyond the tokenizer's 420
 BEGIN, END, TURN = 0, 1, 2  # special tokens of the tokenizer
+# LLMs of all tests that can do with them: engines of one geometry share their programs within a process
+ENGINE_FIELDS = {
+    "block_size": 16,
+    "num_blocks": 40,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 256,
+    "progress": False,
+}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     "{{ 'assistant:' if add_generation_prompt }}"
@@ -51,7 +61,7 @@ def chain_params(config: ModelConfig, chains: list[list[int]]) -> Params:
     chain continues is followed by its own id plus one. The likeliest token leads by tens of nats.
     """
     successors = {token_id: (token_id + 1) % config.vocab_size for token_id in range(config.vocab_size)}
-    links = [link for chain in chains for link in zip(chain, chain[1:], strict=False)]
+    links = [link for chain in chains for link in itertools.pairwise(chain)]
     assert len({first for first, _ in links}) == len(links), "a token is followed by two others"
     successors.update(links)
     embedding = np.random.default_rng(5).standard_normal((config.vocab_size, config.hidden_size)).astype(np.float32)

@@ -1,0 +1,103 @@
+"""The tokens and log-probabilities of a request depend on the request alone, bit by bit."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers.invariance import Tally, World, run_schedule
+
+from photon_jax.cache import prefix_cache
+from photon_jax.engine import input_builder, runner
+from photon_jax.engine.step import step
+from photon_jax.ops import norm, sums, tiles
+from photon_jax.scheduler.scheduler import Scheduler
+
+NUM_SCHEDULES = 300
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World()
+
+
+def test_requests_do_not_depend_on_their_company(world):
+    tally = Tally()
+    for seed in range(NUM_SCHEDULES):
+        run_schedule(world, seed, tally)
+    assert tally.schedules == NUM_SCHEDULES
+    assert tally.with_preemption >= 0.6 * NUM_SCHEDULES, tally
+    assert tally.with_chunks >= 0.5 * NUM_SCHEDULES, tally
+    assert tally.with_prefix_hits >= 0.5 * NUM_SCHEDULES, tally
+    assert len(tally.token_buckets) >= 3, tally
+    assert tally.aborts >= 0.3 * NUM_SCHEDULES, tally
+
+
+def expect_red(world, num_schedules=60):
+    with pytest.raises(AssertionError, match="bit by bit|is not"):
+        for seed in range(num_schedules):
+            run_schedule(world, seed, Tally())
+
+
+def test_noise_keyed_by_row_turns_it_red(world, monkeypatch):
+    fill_row = input_builder.InputBuilder._fill_row
+
+    def keyed_by_row(self, views, row, item, start):
+        fill_row(self, views, row, item, start)
+        views["sample_positions"][row] = row
+
+    monkeypatch.setattr(input_builder.InputBuilder, "_fill_row", keyed_by_row)
+    expect_red(world)
+
+
+def test_resuming_one_token_late_turns_it_red(world, monkeypatch):
+    admit = Scheduler._admit
+
+    def admit_late(self, seq, reserve):
+        admitted = admit(self, seq, reserve)
+        if admitted and seq.num_preemptions and seq.num_uncomputed_tokens > 1:
+            seq.num_computed_tokens += 1
+        return admitted
+
+    monkeypatch.setattr(Scheduler, "_admit", admit_late)
+    expect_red(world)
+
+
+def test_block_digests_without_their_parent_turn_it_red(world, monkeypatch):
+    digest = prefix_cache._digest
+    monkeypatch.setattr(prefix_cache, "_digest", lambda data: digest(data[-8 * 16 :]))
+    expect_red(world, num_schedules=300)
+
+
+def test_a_stale_token_on_the_device_turns_it_red(world, monkeypatch):
+    fill_row = input_builder.InputBuilder._fill_row
+
+    def always_continues(self, views, row, item, start):
+        fill_row(self, views, row, item, start)
+        views["continues"][row] = item.num_new_tokens == 1
+
+    monkeypatch.setattr(input_builder.InputBuilder, "_fill_row", always_continues)
+    expect_red(world)
+
+
+def test_stop_ids_masked_one_token_too_long_turns_it_red(world, monkeypatch):
+    fill_row = input_builder.InputBuilder._fill_row
+
+    def masks_in_company(self, views, row, item, start):
+        fill_row(self, views, row, item, start)
+        views["masks_stops"][row] |= row > 0
+
+    monkeypatch.setattr(input_builder.InputBuilder, "_fill_row", masks_in_company)
+    expect_red(world, num_schedules=300)
+
+
+def test_whole_arrays_and_plain_sums_instead_of_tiles_turn_it_red(world, monkeypatch):
+    """The same step with no tiles and the compiler's own order of summation: what the tiles are there for."""
+    plain = World()
+    plain.step_config = jax.tree.map(lambda x: x, world.step_config)
+    monkeypatch.setattr(runner, "jit_step", jax.jit(step, static_argnames=("layout", "config"), donate_argnums=(1, 2)))
+    monkeypatch.setattr(norm, "ordered_sum", lambda x: x.sum(axis=-1))
+    monkeypatch.setattr(sums, "_FAN_IN", 1 << 20)
+    monkeypatch.setattr(tiles, "RowTiles", tiles.RowTiles)
+    for module in ("attention", "mlp", "rope", "sampling"):
+        monkeypatch.setattr(f"photon_jax.ops.{module}.map_rows", lambda fn, _, *arrays: fn(*arrays))
+    assert jnp is not None
+    expect_red(plain, num_schedules=40)

@@ -1,0 +1,145 @@
+"""Buckets cover the scheduler's limits, and the smallest one that holds a plan is chosen."""
+
+import itertools
+import random
+
+import pytest
+
+from photon_jax.cache.layout import CacheLayout
+from photon_jax.config import SchedulerConfig
+from photon_jax.engine import buckets as buckets_module
+from photon_jax.engine.buckets import BucketSpec, TileChoice, padded_buckets, tiled_buckets
+from photon_jax.ops import attention
+from photon_jax.request import Request, SamplingParams
+from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
+from photon_jax.scheduler.sequence import SequenceState
+
+TILE_CHOICES = (
+    TileChoice(),
+    TileChoice((2, 8)),
+    TileChoice((8, 32), query_tile=16),
+    TileChoice((2, 8, 32), query_tile=16),
+)
+LIMITS = ((1, 1), (1, 7), (2, 512), (7, 7), (8, 8), (9, 20), (31, 33), (32, 64), (33, 100), (64, 512), (200, 2048))
+GEOMETRIES = ((1, 40), (4, 300), (16, 2048), (64, 1000), (64, 64), (128, 130))  # block size, max_model_len
+
+
+def make_plan(counts, *, num_blocks=1, score_row=None):
+    rows = []
+    for row, count in enumerate(counts):
+        request = Request(
+            request_id=str(row),
+            prompt_token_ids=(1,) * count,
+            params=SamplingParams(max_tokens=1),
+            score=row == score_row,
+        )
+        blocks = list(range(1, 1 + num_blocks)) if row == 0 else [1]
+        seq = SequenceState(request=request, arrival=row, token_ids=[1] * count, max_num_blocks=9, block_ids=blocks)
+        rows.append(ScheduledSequence(seq, 0, count, True))
+    return StepPlan(tuple(rows))
+
+
+def every_spec():
+    """Yields the buckets of many accepted configurations, with the limits that they must cover."""
+    for (seqs, tokens), (block_size, max_len) in itertools.product(LIMITS, GEOMETRIES):
+        config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        layout = CacheLayout(num_blocks=10_000, block_size=block_size)
+        for tiles in TILE_CHOICES:
+            yield config, layout, max_len, tiled_buckets(config, layout, max_model_len=max_len, tiles=tiles)
+        yield config, layout, max_len, padded_buckets(config, layout, max_model_len=max_len)
+
+
+def test_the_largest_bucket_covers_what_the_scheduler_may_plan():
+    for config, layout, max_len, spec in every_spec():
+        assert spec.mixed_tokens[-1] >= config.max_num_batched_tokens, spec
+        assert spec.decode_rows[-1] >= config.max_num_seqs, spec
+        assert spec.mixed_rows >= config.max_num_seqs, spec
+        assert spec.table_widths[-1] >= layout.blocks_for(max_len), spec
+        for sizes in (spec.decode_rows, spec.mixed_tokens, spec.table_widths):
+            assert sizes == tuple(sorted(set(sizes))), spec
+
+
+def test_plans_at_every_limit_have_a_layout_that_holds_them():
+    for config, layout, max_len, spec in every_spec():
+        rng = random.Random(str(spec))
+        everything = {has: set(spec.layouts(has_scores=has)) for has in (False, True)}
+        seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+        shares = [[tokens - seqs + 1, *[1] * (seqs - 1)], [1] * seqs, [1], [tokens]]
+        for _ in range(4):
+            counts = [1] * rng.randint(1, seqs)
+            counts[-1] += rng.randint(0, tokens - len(counts))
+            shares.append(counts)
+        for counts in shares:
+            num_blocks = rng.randint(1, layout.blocks_for(max_len))
+            score_row = rng.choice([None, 0])
+            chosen = spec.choose(make_plan(counts, num_blocks=num_blocks, score_row=score_row))
+            assert chosen.has_scores == (score_row == 0)
+            assert chosen in everything[chosen.has_scores], chosen
+            assert chosen.num_tokens >= sum(counts)
+            assert chosen.num_rows >= len(counts)
+            assert chosen.table_width >= num_blocks
+            assert chosen.num_items >= sum(-(-count // chosen.query_tile) for count in counts)
+
+
+def test_layouts_are_those_that_can_be_chosen_each_once():
+    for _, _, _, spec in every_spec():
+        layouts = spec.layouts(has_scores=False)
+        sizes = {(rows, rows, 1) for rows in spec.decode_rows}
+        sizes |= {(tokens, spec.mixed_rows, spec.tiles.query_tile) for tokens in spec.mixed_tokens}
+        found = [(layout.num_tokens, layout.num_rows, layout.query_tile, layout.table_width) for layout in layouts]
+        assert sorted(found) == sorted((*size, width) for size in sizes for width in spec.table_widths), spec
+        assert layouts[0].num_tokens == spec.mixed_tokens[-1]  # the largest is compiled first
+        assert layouts[0].table_width == spec.table_widths[-1]
+        assert not any(layout.has_scores for layout in layouts)
+
+
+def test_tokens_and_rows_fill_whole_row_tiles():
+    for _, _, _, spec in every_spec():
+        if spec.tiles.query_tile == buckets_module.LARGE_QUERY_TILE and len(spec.tiles.row_tiles) == 1:
+            continue  # padded buckets: their ops know no row tiles
+        for layout in spec.layouts(has_scores=True):
+            assert layout.num_tokens % layout.row_tile == 0, layout
+            assert layout.num_rows % min(layout.row_tile, layout.num_rows) == 0, layout
+
+
+def test_tables_hold_whole_context_tiles_of_the_reference_attention():
+    assert buckets_module.CONTEXT_TILE == attention.CONTEXT_TILE
+    for _, layout, _, spec in every_spec():
+        tile_blocks = max(1, attention.CONTEXT_TILE // layout.block_size)
+        assert all(width % tile_blocks == 0 for width in spec.table_widths), (layout, spec.table_widths)
+
+
+SPEC = BucketSpec(
+    decode_rows=(2, 8, 32), mixed_tokens=(32, 512), mixed_rows=32, table_widths=(4, 16), tiles=TILE_CHOICES[-1]
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_blocks", "expected"),
+    [
+        # T, B, P, query tile, row tile
+        ([1], 1, (2, 2, 4, 1, 2)),
+        ([1, 1], 4, (2, 2, 4, 1, 2)),
+        ([1, 1, 1], 5, (8, 8, 16, 1, 8)),
+        ([1] * 9, 1, (32, 32, 4, 1, 32)),
+        ([2], 1, (32, 32, 4, 16, 32)),
+        ([1] * 15 + [17], 1, (32, 32, 4, 16, 32)),
+        ([1, 32], 16, (512, 32, 16, 16, 32)),
+    ],
+)
+def test_the_smallest_sizes_are_chosen(counts, num_blocks, expected):
+    layout = SPEC.choose(make_plan(counts, num_blocks=num_blocks))
+    fields = (layout.num_tokens, layout.num_rows, layout.table_width, layout.query_tile, layout.row_tile)
+    assert fields == expected
+
+
+def test_a_plan_beyond_the_largest_bucket_is_a_bug_that_says_so():
+    with pytest.raises(AssertionError, match="33 is beyond the largest bucket, 32"):
+        SPEC.choose(make_plan([1] * 33))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "expected"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, 32), (32, 32), (33, 32), (1000, 32)]
+)
+def test_row_tile_is_the_smallest_that_covers_the_rows_else_the_largest(num_rows, expected):
+    assert TileChoice((2, 8, 32)).row_tile(num_rows) == expected

@@ -1,0 +1,178 @@
+"""Random schedules of an engine on the tiny model, each request compared bit by bit with the same request alone."""
+
+import collections
+import dataclasses
+
+import numpy as np
+from helpers.tiny_model import tiny_config, tiny_params
+
+from photon_jax.cache.layout import CacheLayout
+from photon_jax.config import CacheConfig, KernelConfig, SchedulerConfig
+from photon_jax.engine.buckets import tiled_buckets
+from photon_jax.engine.engine import Engine
+from photon_jax.engine.runner import ModelRunner
+from photon_jax.engine.step import StepConfig
+from photon_jax.engine.tile_check import choose_tiles
+from photon_jax.request import Request, SamplingParams
+from photon_jax.scheduler.scheduler import Scheduler
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 128
+MAX_NUM_SEQS = 6
+MAX_NUM_BATCHED_TOKENS = 64
+NUM_BLOCKS = 193
+STOP_IDS = (257, 11)
+
+
+@dataclasses.dataclass
+class Result:
+    """What one request got: tokens with three log-probabilities each, or scores."""
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[bytes] = dataclasses.field(default_factory=list)
+    scores: tuple[bytes, bytes] | None = None
+    finish: str | None = None
+
+    def is_prefix_of(self, whole: "Result") -> bool:
+        count = len(self.token_ids)
+        return self.token_ids == whole.token_ids[:count] and self.logprobs == whole.logprobs[:count]
+
+
+@dataclasses.dataclass
+class Tally:
+    """What the schedules met."""
+
+    schedules: int = 0
+    with_preemption: int = 0
+    with_chunks: int = 0
+    with_prefix_hits: int = 0
+    aborts: int = 0
+    requests: int = 0
+    token_buckets: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+
+class World:
+    """One model and one set of programs; schedulers with smaller limits share them."""
+
+    def __init__(self, num_requests: int = 60, seed: int = 0) -> None:
+        self.config = tiny_config()
+        self.params = tiny_params(self.config)
+        kernels = KernelConfig().resolve("cpu")
+        self.step_config = StepConfig(model=self.config, kernels=kernels, max_model_len=MAX_MODEL_LEN)
+        self.layout = CacheLayout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self.tiles = choose_tiles(self.params, self.step_config)
+        limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
+        self.buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
+        self.requests = make_requests(np.random.default_rng(seed), num_requests)
+        self._alone: dict[str, Result] = {}
+
+    def alone(self, request: Request) -> Result:
+        """Returns what the request gets by itself, one token a step: in the smallest bucket."""
+        if request.request_id not in self._alone:
+            engine, _ = self.engine(num_blocks=NUM_BLOCKS, max_num_seqs=1, budget=1, prefix_caching=False)
+            results = collections.defaultdict(Result)
+            engine.scheduler.add(request)
+            while engine.scheduler.has_unfinished:
+                take(engine.step(), results)
+            self._alone[request.request_id] = results[request.request_id]
+        return self._alone[request.request_id]
+
+    def engine(self, *, num_blocks: int, max_num_seqs: int, budget: int, prefix_caching: bool):
+        scheduler = Scheduler(
+            SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+            CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, enable_prefix_caching=prefix_caching),
+            CacheLayout(num_blocks=num_blocks, block_size=BLOCK_SIZE),
+            max_model_len=MAX_MODEL_LEN,
+        )
+        runner = ModelRunner(self.params, self.step_config, self.layout, self.buckets, max_num_seqs=MAX_NUM_SEQS)
+        return Engine(scheduler, runner), runner
+
+
+def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
+    """Returns requests that share prefixes, of every kind of sampling, some of them score requests."""
+    prefixes = [tuple(rng.integers(256, size=48).tolist()) for _ in range(3)]
+    requests = []
+    for index in range(count):
+        shared = prefixes[rng.integers(3)][: rng.choice([0, 16, 33, 48], p=[0.2, 0.2, 0.2, 0.4])]
+        prompt = (*shared, *rng.integers(256, size=rng.integers(1, 40)).tolist())
+        params = SamplingParams(
+            temperature=float(rng.choice([0.0, 0.7, 1.3])),
+            top_p=float(rng.choice([1.0, 0.8])),
+            top_k=int(rng.choice([0, 5])),
+            min_p=float(rng.choice([0.0, 0.05])),
+            max_tokens=int(rng.integers(1, 48)),
+            min_tokens=int(rng.integers(2)),
+        )
+        requests.append(
+            Request(
+                request_id=f"r{index}",
+                prompt_token_ids=prompt,
+                params=params,
+                stop_token_ids=STOP_IDS,
+                seed=(int(rng.integers(3)), 0),
+                score=bool(rng.random() < 0.1),
+            )
+        )
+    return requests
+
+
+def take(deltas, results) -> None:
+    for delta in deltas:
+        result = results[delta.request_id]
+        result.token_ids += delta.new_token_ids
+        result.logprobs += [row.tobytes() for row in delta.logprobs]
+        if delta.prompt_logprobs is not None:
+            result.scores = (delta.prompt_logprobs.tobytes(), delta.prompt_is_greedy.tobytes())
+        if delta.finish_reason is not None:
+            result.finish = delta.finish_reason.value
+
+
+def run_schedule(world: World, seed: int, tally: Tally) -> None:
+    """Runs one random schedule; raises AssertionError where a request's bits or the books are wrong."""
+    rng = np.random.default_rng(seed)
+    chosen = [world.requests[i] for i in rng.choice(len(world.requests), size=rng.integers(4, 9), replace=False)]
+    needed = max(len(r.prompt_token_ids) + (0 if r.score else r.params.max_tokens) for r in chosen)
+    num_blocks = 1 + -(-needed // BLOCK_SIZE) + int(rng.choice([0, 4, 8, 12, 16, 80], p=[0.1, 0.2, 0.25, 0.25, 0.15, 0.05]))
+    max_num_seqs = int(rng.integers(2, MAX_NUM_SEQS + 1))
+    engine, runner = world.engine(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        budget=int(rng.choice([max_num_seqs, 8, 17, 33, MAX_NUM_BATCHED_TOKENS])),
+        prefix_caching=bool(rng.random() < 0.85),
+    )
+    results = collections.defaultdict(Result)
+    arrivals = sorted(int(step) for step in rng.integers(0, 10, size=len(chosen)))
+    aborts = {int(rng.integers(1, 40)): request.request_id for request in chosen if rng.random() < 0.15}
+    aborted = set()
+    step, waiting = 0, list(zip(arrivals, chosen, strict=True))
+    while waiting or engine.scheduler.has_unfinished:
+        while waiting and (waiting[0][0] <= step or not engine.scheduler.has_unfinished):
+            engine.scheduler.add(waiting.pop(0)[1])
+        if step in aborts and engine.scheduler.abort(aborts[step]) is not None:
+            aborted.add(aborts[step])
+        take(engine.step(), results)
+        if engine.last_plan.scheduled:
+            tally.token_buckets[runner.buckets.choose_tokens(engine.last_plan)] += 1
+        engine.scheduler.check_integrity()
+        step += 1
+        assert step < 3000, f"schedule {seed} does not end"
+    check_results(world, chosen, results, aborted, seed)
+    scheduler = engine.scheduler
+    assert scheduler.num_free_blocks == num_blocks - 1, f"schedule {seed} leaks blocks"
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+    counters = scheduler.counters
+    tally.schedules += 1
+    tally.with_preemption += counters.num_preemptions > 0
+    tally.with_chunks += counters.num_chunks > 0
+    tally.with_prefix_hits += counters.num_prefix_hit_tokens > 0
+    tally.aborts += len(aborted)
+    tally.requests += len(chosen)
+
+
+def check_results(world, chosen, results, aborted, seed) -> None:
+    for request in chosen:
+        expected, result = world.alone(request), results[request.request_id]
+        where = f"schedule {seed}, {request.request_id}"
+        assert result.is_prefix_of(expected), f"{where}: {result.token_ids} is not {expected.token_ids}, bit by bit"
+        if request.request_id not in aborted:
+            assert result == expected, f"{where}: {result} is not {expected}"

@@ -1,0 +1,89 @@
+"""What comes before attention (norm, projection grouped by KV head, QK-norm, rope, cache write) and after it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.tiny_model import tiny_config
+
+from photon_jax.cache.kv_cache import init_kv_cache
+from photon_jax.cache.layout import CacheLayout
+from photon_jax.models.params import random_params
+from photon_jax.ops.attention import attention_input, project_add
+from photon_jax.ops.rope import inverse_frequencies, rope_tables
+from photon_jax.ops.tiles import RowTiles
+
+POSITIONS = (0, 1, 17, 4095, 4096, 8191, 100_000, 131_071)
+SLOTS = (7, 5, 8, 6, 12, 4, 15, 11)
+# relative norm; in bf16 the normed input, the projection, the QK-norm (twice) and the rotation are rounded to 8 bits
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2.0**-6}
+
+
+def as_float64(array):
+    return np.asarray(array.astype(jnp.float32), np.float64)
+
+
+def norm_formula(x, weight, eps):
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * as_float64(weight)
+
+
+def rotate(x, config):
+    """Rotates in float64; the phase is the float32 product that the definition asks for."""
+    frequencies, _ = inverse_frequencies(config.rope, config.head_dim, 4096)
+    phases = (np.asarray(POSITIONS, np.float32)[:, None] * frequencies).astype(np.float64)[:, None]
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(phases), np.sin(phases)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def project_formula(x, layer, config):
+    """Returns q, k and v by slicing the fused weight: for each KV head its query heads, its key, its value."""
+    normed = norm_formula(x, layer.input_norm, config.rms_norm_eps)
+    bias = 0.0 if layer.qkv_proj.bias is None else as_float64(layer.qkv_proj.bias)
+    heads = np.split(normed @ as_float64(layer.qkv_proj.weight) + bias, config.qkv_size // config.head_dim, axis=-1)
+    group = config.num_groups + 2
+    q = np.stack([head for i, head in enumerate(heads) if i % group < config.num_groups], axis=1)
+    k = np.stack(heads[config.num_groups :: group], axis=1)
+    v = np.stack(heads[config.num_groups + 1 :: group], axis=1)
+    if config.has_qk_norm:
+        q = norm_formula(q, layer.q_norm, config.rms_norm_eps)
+        k = norm_formula(k, layer.k_norm, config.rms_norm_eps)
+    return rotate(q, config), rotate(k, config), v
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_qwen3", [False, True])
+def test_queries_and_cache_hold_the_normed_projected_rotated_input(dtype, is_qwen3):
+    config = tiny_config(dtype=dtype, has_qk_norm=is_qwen3, has_qkv_bias=not is_qwen3, num_layers=1)
+    layer = random_params(config, jax.random.key(3)).layers[0]
+    x = jax.random.normal(jax.random.key(4), (8, config.hidden_size)).astype(dtype)
+
+    @jax.jit
+    def run(x, cache, positions):
+        tiles = RowTiles(8, jnp.int32(8)) if is_qwen3 else None
+        cos, sin = rope_tables(positions, config=config, seq_len=4096, tiles=tiles)
+        slots = jnp.asarray(SLOTS, jnp.int32)
+        return attention_input(x, cos, sin, layer, cache, slots, layer_index=0, config=config, tiles=tiles)
+
+    cache = init_kv_cache(config, CacheLayout(num_blocks=4, block_size=4))
+    q, cache = run(x, cache, jnp.asarray(POSITIONS, jnp.int32))
+    # [N K S d] -> [N*S K d]
+    k, v = (a[0].transpose(0, 2, 1, 3).reshape(16, config.num_kv_heads, config.head_dim) for a in (cache.k, cache.v))
+    slots = np.asarray(SLOTS)
+    for ours, expected in zip((q, k[slots], v[slots]), project_formula(as_float64(x), layer, config), strict=True):
+        assert ours.dtype == jnp.dtype(dtype)
+        errors = np.linalg.norm(as_float64(ours) - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+        assert errors.max() < TOLERANCE[dtype], errors
+    assert not np.asarray(k.astype(jnp.float32))[np.setdiff1d(np.arange(16), slots)].any()
+
+
+@pytest.mark.parametrize("is_tiled", [False, True])
+def test_output_projection_is_added_to_the_residual(is_tiled):
+    config = tiny_config(has_o_bias=True)
+    layer = random_params(config, jax.random.key(5)).layers[0]
+    attended = jax.random.normal(jax.random.key(6), (8, config.num_heads, config.head_dim))
+    residual = jax.random.normal(jax.random.key(7), (8, config.hidden_size))
+    tiles = RowTiles(8, jnp.int32(8)) if is_tiled else None
+    out = project_add(attended, residual, layer.o_proj, tiles=tiles)
+    product = as_float64(attended).reshape(8, -1) @ as_float64(layer.o_proj.weight) + as_float64(layer.o_proj.bias)
+    np.testing.assert_allclose(np.asarray(out), as_float64(residual) + product, rtol=0.0, atol=5e-6)
