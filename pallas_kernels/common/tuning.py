@@ -8,7 +8,9 @@ the table doesn't hold, the kernel's `heuristic()` answers.
 import functools
 import importlib.resources
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Key = Mapping[str, int | str]
 
@@ -53,3 +55,26 @@ def load_table(kernel: str, device: str) -> dict[str, dict[str, int | str]]:
 def lookup_tuned(kernel: str, device: str, key: Key) -> dict[str, int | str] | None:
     """Returns the measured tiles for exactly this key, or None."""
     return load_table(kernel, device).get(freeze_key(key))
+
+
+def winner_lines(rows: Sequence[Mapping[str, Any]], *, jax_version: str, date: str) -> list[str]:
+    """Returns the lines of a table, sorted by key: for each key the tiles with the least microseconds.
+
+    Where several cases share a key, such as batches of attention, the tiles with the least geometric mean over all of
+    them win; those that miss a case don't take part.
+
+    Args:
+      rows: results with `key`, `config` (the fields of the tiles), `case` and `us`.
+    """
+    times: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        tiles = times.setdefault(freeze_key(row["key"]), {}).setdefault(freeze_key(row["config"]), {})
+        tiles[row["case"]] = float(row["us"])
+    lines = []
+    for key, by_tiles in sorted(times.items()):
+        num_cases = max(len(cases) for cases in by_tiles.values())
+        means = {t: statistics.geometric_mean(c.values()) for t, c in by_tiles.items() if len(c) == num_cases}
+        winner = min(means, key=means.__getitem__)
+        entry = {"key": json.loads(key), "tiles": json.loads(winner), "us": round(means[winner], 2)}
+        lines.append(json.dumps(entry | {"jax": jax_version, "date": date}))
+    return lines

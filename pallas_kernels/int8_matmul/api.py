@@ -1,5 +1,6 @@
 """Matmuls for few rows: check the arguments, pick tiles and backend, call it."""
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -18,22 +19,25 @@ def _check_product(x: jax.Array, weight: jax.Array) -> None:
         raise ValueError(f"expected x [M I] and weights [O I], got {x.shape} and {weight.shape}")
 
 
-def _call(
-    x: jax.Array,
-    weight: jax.Array,
-    scale: jax.Array | None,
-    group_size: int,
-    backend: Backend,
-    tiles: TileConfig | None,
-    interpret: bool,
-) -> jax.Array:
+def _check_scales(q: jax.Array, scale: jax.Array, group_size: int) -> None:
+    if q.dtype != jnp.int8 or scale.dtype not in (jnp.float16, jnp.float32):
+        raise ValueError(f"expected int8 weights with float16 or float32 scales, got {q.dtype} and {scale.dtype}")
+    if group_size < 1 or scale.shape != (q.shape[0], -(-q.shape[1] // group_size)):
+        raise ValueError(
+            f"weights {q.shape} with group_size {group_size} need scales "
+            f"{(q.shape[0], -(-q.shape[1] // max(1, group_size)))}, got {scale.shape}"
+        )
+
+
+def _choose(
+    x: jax.Array, weight: jax.Array, group_size: int, dtype: jnp.dtype, backend: Backend, tiles: TileConfig | None
+) -> TileConfig:
     if backend != "triton":
         raise KernelUnsupportedError(f"the matmuls have the backend triton, got {backend!r}")
     (m, k), n = x.shape, weight.shape[0]
-    tiles = tiles or choose_tiles(device=device_name(), m=m, n=n, k=k, group_size=group_size, dtype=x.dtype.name)
-    check_support(m=m, group_size=group_size, dtype=x.dtype, tiles=tiles)
-    out: jax.Array = matmul_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
-    return out
+    tiles = tiles or choose_tiles(device=device_name(), m=m, n=n, k=k, group_size=group_size, dtype=dtype.name)
+    check_support(m=m, group_size=group_size, dtype=dtype, tiles=tiles)
+    return tiles
 
 
 def int8_matmul(
@@ -63,14 +67,10 @@ def int8_matmul(
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
     _check_product(x, q)
-    if q.dtype != jnp.int8 or scale.dtype not in (jnp.float16, jnp.float32):
-        raise ValueError(f"expected int8 weights with float16 or float32 scales, got {q.dtype} and {scale.dtype}")
-    if group_size < 1 or scale.shape != (q.shape[0], -(-q.shape[1] // group_size)):
-        raise ValueError(
-            f"weights {q.shape} with group_size {group_size} need scales "
-            f"{(q.shape[0], -(-q.shape[1] // max(1, group_size)))}, got {scale.shape}"
-        )
-    return _call(x, q, scale, group_size, backend, tiles, interpret)
+    _check_scales(q, scale, group_size)
+    tiles = _choose(x, q, group_size, x.dtype, backend, tiles)
+    out: jax.Array = matmul_triton(x, q, scale, group_size=group_size, tiles=tiles, interpret=interpret)
+    return out
 
 
 def dense_matmul(
@@ -97,4 +97,76 @@ def dense_matmul(
     _check_product(x, weight)
     if weight.dtype != x.dtype:
         raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
-    return _call(x, weight, None, 0, backend, tiles, interpret)
+    tiles = _choose(x, weight, 0, x.dtype, backend, tiles)
+    out: jax.Array = matmul_triton(x, weight, None, group_size=0, tiles=tiles, interpret=interpret)
+    return out
+
+
+def fused_matmul(
+    x: jax.Array,
+    weight: jax.Array,
+    scale: jax.Array | None = None,
+    *,
+    group_size: int = 0,
+    norm_weight: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    is_gated: bool = False,
+    eps: float = 1e-5,
+    out_dtype: jnp.dtype | None = None,
+    backend: Backend = "triton",
+    tiles: TileConfig | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Returns a product with its norm, gate and residual, as `fused_matmul_reference` defines it.
+
+    Args:
+      x: bf16, f16 or f32[M I]
+      weight: int8[O I] with scales, or dense of x's dtype (with a norm, of the norm weight's).
+      scale: f16 or f32[O ceil(I/group_size)]
+      group_size: inputs per scale, a power of two.
+      norm_weight: [I] of an RMSNorm of x; in the kernel it isn't rounded before the product.
+      residual: [M O], or [M O/2] if gated.
+      is_gated: the weights hold a gate's outputs, then those of an up projection; the result is silu(gate) * up.
+      eps: of the norm.
+      out_dtype: of the result, x's by default.
+      backend: which implementation.
+      tiles: sizes; by default the measured ones for this device, else the heuristic's, with half the outputs if gated.
+      interpret: run without a GPU, slowly.
+
+    Raises:
+      ValueError: shapes or dtypes don't fit each other.
+      KernelUnsupportedError: the backend can't compute these shapes or dtypes.
+    """
+    _check_product(x, weight)
+    dtype = x.dtype if norm_weight is None else norm_weight.dtype
+    if scale is not None:
+        _check_scales(weight, scale, group_size)
+    elif weight.dtype != dtype:
+        raise ValueError(f"x (or the norm weight) and the weights must have one dtype, got {dtype} and {weight.dtype}")
+    _check_surroundings(x, weight, norm_weight, residual, is_gated=is_gated)
+    chosen = tiles or _choose(x, weight, group_size, dtype, backend, None)
+    if tiles is None and is_gated and chosen.k_splits == 1:
+        chosen = dataclasses.replace(chosen, tile_n=max(1 if chosen.method == "sum" else 16, chosen.tile_n // 2))
+    _choose(x, weight, group_size, dtype, backend, chosen)
+    out: jax.Array = matmul_triton(
+        *(x, weight, scale, norm_weight, residual),
+        group_size=group_size,
+        tiles=chosen,
+        is_gated=is_gated,
+        eps=eps,
+        out_dtype=out_dtype,
+        interpret=interpret,
+    )
+    return out
+
+
+def _check_surroundings(
+    x: jax.Array, weight: jax.Array, norm_weight: jax.Array | None, residual: jax.Array | None, *, is_gated: bool
+) -> None:
+    if is_gated and weight.shape[0] % 2:
+        raise ValueError(f"gated weights hold two equal halves of outputs, got {weight.shape[0]} outputs")
+    if norm_weight is not None and norm_weight.shape != x.shape[1:]:
+        raise ValueError(f"x {x.shape} needs a norm weight {x.shape[1:]}, got {norm_weight.shape}")
+    expected = (x.shape[0], weight.shape[0] // (2 if is_gated else 1))
+    if residual is not None and residual.shape != expected:
+        raise ValueError(f"the residual must have the shape of the result, {expected}, got {residual.shape}")

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pallas_kernels.common.tuning import lookup_tuned
 
-Method = Literal["sum", "dot"]
+Method = Literal["sum", "dot", "swap"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,13 +14,14 @@ class TileConfig:
 
     Attributes:
       method: `sum` multiplies and adds on the ordinary cores, weights read once for all rows, for few rows;
-        `dot` uses the tensor cores with rows padded to 16.
-      tile_m: rows of a program (`dot`; `sum` takes them all).
+        `dot` uses the tensor cores with rows padded to 16; `swap` too, with the weights as the left operand.
+      tile_m: rows of a program (`sum` takes them all).
       tile_n: outputs of a program.
       tile_k: inputs of one step of the loop.
       k_splits: programs that share an output's inputs; their parts are added in order.
       num_warps: warps of a program.
       num_stages: software pipelining depth.
+      vector: inputs that a thread of `sum` loads at once: 8 or 16 bytes of int8 weights.
     """
 
     method: Method
@@ -30,17 +31,18 @@ class TileConfig:
     k_splits: int = 1
     num_warps: int = 4
     num_stages: int = 4
+    vector: int = 8
 
     def __post_init__(self) -> None:
-        if self.method not in ("sum", "dot"):
-            raise ValueError(f"method must be sum or dot, got {self.method!r}")
-        for name in ("tile_m", "tile_n", "tile_k", "num_warps"):
+        if self.method not in ("sum", "dot", "swap"):
+            raise ValueError(f"method must be sum, dot or swap, got {self.method!r}")
+        for name in ("tile_m", "tile_n", "tile_k", "num_warps", "vector"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two, got {value}")
-        if self.method == "dot" and min(self.tile_m, self.tile_n, self.tile_k) < 16:
+        if self.method != "sum" and min(self.tile_m, self.tile_n, self.tile_k) < 16:
             raise ValueError(
-                f"dot needs tiles of at least 16, got {self.tile_m} x {self.tile_n} x {self.tile_k}; use sum"
+                f"{self.method} needs tiles of at least 16, got {self.tile_m} x {self.tile_n} x {self.tile_k}; use sum"
             )
         if self.k_splits < 1 or self.num_stages < 1:
             raise ValueError(f"k_splits and num_stages must be positive, got {self.k_splits} and {self.num_stages}")
@@ -48,9 +50,9 @@ class TileConfig:
     @property
     def label(self) -> str:
         """The sizes as a short name for kernels and tables."""
-        rows = f"m{self.tile_m}_" if self.method == "dot" else ""
+        rows = f"m{self.tile_m}_" if self.method != "sum" else ""
         sizes = f"n{self.tile_n}_k{self.tile_k}_s{self.k_splits}_w{self.num_warps}_p{self.num_stages}"
-        return f"{self.method}_{rows}{sizes}"
+        return f"{self.method}_{rows}{sizes}" + (f"_v{self.vector}" if self.vector != 8 else "")
 
 
 def row_bucket(num_rows: int) -> int:
@@ -64,19 +66,27 @@ def tuning_key(*, m: int, n: int, k: int, group_size: int, dtype: str) -> dict[s
 
 
 def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
-    """Returns tiles that every supported shape accepts.
+    """Returns tiles that every supported shape accepts, after what run 1 in NOTES.md found best.
 
-    Up to 2 rows, `sum` with one warp for a few whole rows of weights (2048 inputs at once); beyond, `dot`, two groups
-    or more a step.
+    One or two rows of up to 4096 inputs: `sum`, a warp for two whole rows of weights. Other small products: `dot`, with
+    the inputs split where the outputs alone are too few programs to fill a chip.
     """
     step = max(128, 2 * group_size)
-    if m <= 2:
+    if m <= 2 and k <= 4096:
         tile_k = max(min(2048, 1 << (k - 1).bit_length()), group_size, 16)
-        return TileConfig(method="sum", tile_n=4, tile_k=tile_k, num_warps=1, num_stages=2)
+        return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
     if m <= 32:
         tile_m = 16 if m <= 16 else 32
-        return TileConfig(method="dot", tile_m=tile_m, tile_n=16, tile_k=step, num_warps=2, num_stages=4)
-    return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=max(128, group_size), num_warps=4, num_stages=3)
+        if n >= 8192:
+            return TileConfig(method="dot", tile_m=tile_m, tile_n=64, tile_k=step, num_warps=4, num_stages=3)
+        splits = 4 if k >= 4 * step else 1
+        return TileConfig(
+            method="dot", tile_m=tile_m, tile_n=32, tile_k=step, k_splits=splits, num_warps=4, num_stages=3
+        )
+    step = max(128, group_size)
+    if m <= 64:
+        return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=step, num_warps=4, num_stages=3)
+    return TileConfig(method="dot", tile_m=128, tile_n=128, tile_k=step, num_warps=8, num_stages=3)
 
 
 def choose_tiles(*, device: str, m: int, n: int, k: int, group_size: int, dtype: str) -> TileConfig:

@@ -1,10 +1,14 @@
 """Small-M matmul with int8 or dense weights, Pallas with the Triton backend: Ampere and later.
 
 Letters: M rows, O outputs, I inputs, g inputs per scale. Weights lie [O I], as in checkpoints. Two kernels: `sum`
-streams whole rows of weights through the ordinary cores; `dot` multiplies tiles on the tensor cores. With k_splits > 1
-each split writes float32 parts, added in order outside.
+streams whole rows of weights through the ordinary cores; `dot` and `swap` multiply tiles on the tensor cores. With
+k_splits > 1 each split writes float32 parts, added in order outside.
+
+What surrounds a product can ride in its kernel: an RMSNorm of the input (`sum` that holds whole rows; elsewhere before
+the kernel), the gate of an MLP (weights hold the gate's outputs, then the up projection's) and a residual.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,10 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common.errors import KernelUnsupportedError
+from pallas_kernels.int8_matmul.reference import rms_norm
 from pallas_kernels.int8_matmul.tiles import TileConfig
-
-_VECTOR = 8  # inputs that a thread loads at once: 16 bytes of activations, 8 of int8 weights
-
 
 def _iota(size: int, axis: int, ndim: int) -> jax.Array:
     # A broadcast keeps what the compiler knows of contiguity; a reshape loses it, and the kernel loads byte by byte.
@@ -34,107 +36,176 @@ def _load(ref, index, mask, other):
     return ref[index] if mask is None else plt.load(ref.at[index], mask=mask, other=other)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What a kernel does beside the product.
+
+    Attributes:
+      has_scale: the weights are int8 with scales.
+      has_norm: x is normed and weighted first.
+      has_residual: a residual is added to the result.
+      is_gated: the result is silu(gate) * up of the two halves of the outputs.
+      eps: of the norm.
+    """
+
+    has_scale: bool
+    has_norm: bool = False
+    has_residual: bool = False
+    is_gated: bool = False
+    eps: float = 1e-5
+
+    def take(self, refs):
+        """Returns the references of scale, norm weight and residual, None where there is none, and the output."""
+        rest = list(refs)
+        found = [rest.pop(0) if has else None for has in (self.has_scale, self.has_norm, self.has_residual)]
+        return (*found, rest[0])
+
+
 def _sum_kernel(
     x_ref,  # [M I]
     w_ref,  # [O I], int8 or dense
-    *refs,  # scale [O ceil(I/g)] if int8; the output f32[splits M O], or [M O] with one split
+    *refs,  # scale [O ceil(I/g)], norm weight [I], residual [M O], as far as used; the output f32[splits M O] or [M O]
     tiles: TileConfig,
     group_size: int,
+    around: Surroundings,
 ):
-    out_ref = refs[-1]
-    num_rows, (num_outputs, num_inputs) = x_ref.shape[0], w_ref.shape
+    scale_ref, norm_ref, residual_ref, out_ref = around.take(refs)
+    num_rows, (num_weights, num_inputs) = x_ref.shape[0], w_ref.shape
+    num_outputs = out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
     # The inputs of a step are [A C E]: A groups of C vectors of E. Activations and weights have one shape, so one
     # layout, and meet in registers; a thread adds its vector before any exchange.
     group = group_size or tiles.tile_k
-    shape = (tiles.tile_k // group, group // _VECTOR, _VECTOR)
-    offsets = _iota(shape[0], 0, 3) * group + _iota(shape[1], 1, 3) * _VECTOR + _iota(_VECTOR, 2, 3)
-    start = pl.program_id(1) * split_inputs
-    first_output = pl.program_id(0) * tiles.tile_n
+    vector = min(tiles.vector, group)
+    shape = (tiles.tile_k // group, group // vector, vector)
+    offsets = _iota(shape[0], 0, 3) * group + _iota(shape[1], 1, 3) * vector + _iota(vector, 2, 3)
+    start, first_output = pl.program_id(1) * split_inputs, pl.program_id(0) * tiles.tile_n
     is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
+    halves = (0, num_outputs) if around.is_gated else (0,)
 
     def accumulate(step, accs):
         first = start + step * tiles.tile_k
         inputs = first + offsets
         mask = inputs < num_inputs if is_ragged else None
         xs = [_load(x_ref, (row, inputs), mask, 0.0).astype(jnp.float32) for row in range(num_rows)]
+        squares = ()
+        if around.has_norm:
+            squares = tuple((x * x).sum(axis=2) for x in xs)
+            norm = _load(norm_ref, (inputs,), mask, 0.0).astype(jnp.float32)
+            xs = [x * norm for x in xs]
         groups = first // group + lax.iota(jnp.int32, shape[0])
         group_mask = groups * group < num_inputs if is_ragged else None
         found = []
-        for n in range(tiles.tile_n):
+        for output in [first_output + n + half for n in range(tiles.tile_n) for half in halves]:
             # Past the last output the last one is computed again, and not stored.
-            output = jnp.minimum(first_output + n, num_outputs - 1)
+            output = jnp.minimum(output, num_weights - 1)
             weights = _load(w_ref, (output, inputs), mask, 0).astype(jnp.float32)
             parts = [(weights * x).sum(axis=2) for x in xs]  # f32[A C]
-            if group_size:
-                scale = _load(refs[0], (output, groups), group_mask, 0.0).astype(jnp.float32)
+            if scale_ref is not None:
+                scale = _load(scale_ref, (output, groups), group_mask, 0.0).astype(jnp.float32)
                 parts = [part * scale[:, None] for part in parts]
             found += parts
-        return tuple(acc + part for acc, part in zip(accs, found, strict=True))
+        return tuple(acc + part for acc, part in zip(accs, (*found, *squares), strict=True))
 
-    accs = tuple(jnp.zeros(shape[:2], jnp.float32) for _ in range(tiles.tile_n * num_rows))
+    num_sums = num_rows * (tiles.tile_n * len(halves) + around.has_norm)
+    accs = tuple(jnp.zeros(shape[:2], jnp.float32) for _ in range(num_sums))
     accs = accumulate(0, accs) if steps == 1 else lax.fori_loop(0, steps, accumulate, accs)
+    totals = [acc.sum(axis=1).sum(axis=0) for acc in accs]
+    _store_sums(totals, residual_ref, out_ref, first_output, num_inputs, tiles=tiles, around=around)
+
+
+def _store_sums(totals, residual_ref, out_ref, first_output, num_inputs, *, tiles, around):
+    num_rows, num_outputs = out_ref.shape[-2:]
+    factors = [1.0] * num_rows
+    if around.has_norm:
+        factors = [lax.rsqrt(square / num_inputs + around.eps) for square in totals[-num_rows:]]
+    num_halves = 2 if around.is_gated else 1
     for n in range(tiles.tile_n):
         for row in range(num_rows):
-            total = accs[n * num_rows + row].sum(axis=1).sum(axis=0).astype(out_ref.dtype)
+            values = [totals[(n * num_halves + h) * num_rows + row] * factors[row] for h in range(num_halves)]
+            value = values[0] * jax.nn.sigmoid(values[0]) * values[1] if around.is_gated else values[0]
             index = (row, first_output + n) if out_ref.ndim == 2 else (pl.program_id(1), row, first_output + n)
 
             @pl.when(first_output + n < num_outputs)
-            def _(index=index, total=total):
-                out_ref[index] = total
+            def _(index=index, value=value):
+                total = value if residual_ref is None else value + residual_ref[index].astype(jnp.float32)
+                out_ref[index] = total.astype(out_ref.dtype)
 
 
 def _dot_kernel(
     x_ref,  # [M I]
     w_ref,  # [O I], int8 or dense
-    *refs,  # scale [O ceil(I/g)] if int8; the output f32[splits M O], or [M O] with one split
+    *refs,  # scale [O ceil(I/g)], residual [M O], as far as used; the output f32[splits M O] or [M O]
     tiles: TileConfig,
     group_size: int,
+    around: Surroundings,
 ):
-    out_ref = refs[-1]
-    (num_rows, num_inputs), num_outputs = x_ref.shape, w_ref.shape[0]
+    scale_ref, _, residual_ref, out_ref = around.take(refs)
+    (num_rows, num_inputs), num_outputs = x_ref.shape, out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
     rows = pl.program_id(0) * tiles.tile_m + lax.iota(jnp.int32, tiles.tile_m)
     outputs = pl.program_id(1) * tiles.tile_n + lax.iota(jnp.int32, tiles.tile_n)
+    halves = (outputs, outputs + num_outputs) if around.is_gated else (outputs,)
     start = pl.program_id(2) * split_inputs
     is_row, is_output = (rows < num_rows)[:, None], (outputs < num_outputs)[:, None]
     precision = lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
     is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
     chunk = min(group_size or tiles.tile_k, tiles.tile_k)  # inputs that share a scale
+    is_swapped = tiles.method == "swap"
+    axis = 1 if is_swapped else 0  # along which scales repeat
 
-    def load_scales(step):  # one [tile_n] for each chunk of a step; none if dense
-        if not group_size:
+    def load_scales(step):  # for each half one [tile_n] for each chunk of a step; none if dense
+        if scale_ref is None:
             return ()
         firsts = [start + step * tiles.tile_k + index * chunk for index in range(tiles.tile_k // chunk)]
         # Past the end weights are 0, and any scale will do.
         groups = [jnp.minimum(first, num_inputs - 1) // group_size for first in firsts]
-        return tuple(plt.load(refs[0].at[outputs, group], mask=outputs < num_outputs, other=0.0) for group in groups)
+        mask = outputs < num_outputs
+        return tuple(plt.load(scale_ref.at[half, group], mask=mask, other=0.0) for half in halves for group in groups)
 
-    def multiply(first):  # f32[tile_m tile_n]
+    def multiply(first):  # for each half f32[tile_m tile_n], swapped f32[tile_n tile_m]
         inputs = first + lax.iota(jnp.int32, chunk)
         x_mask, w_mask = is_row, is_output
         if is_ragged:
             x_mask, w_mask = is_row & (inputs < num_inputs)[None, :], is_output & (inputs < num_inputs)[None, :]
         x = plt.load(x_ref.at[rows[:, None], inputs[None, :]], mask=x_mask, other=0.0)
-        weights = plt.load(w_ref.at[outputs[:, None], inputs[None, :]], mask=w_mask, other=0).astype(x.dtype)
-        return jnp.dot(x, weights.T, precision=precision, preferred_element_type=jnp.float32)
+        found = []
+        for half in halves:
+            weights = plt.load(w_ref.at[half[:, None], inputs[None, :]], mask=w_mask, other=0).astype(x.dtype)
+            left, right = (weights, x.T) if is_swapped else (x, weights.T)
+            found.append(jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32))
+        return found
 
     def accumulate(step, carry):
-        acc, scales = carry
+        accs, scales = carry
         # Scales are too short for the compiler's asynchronous copies, so they are asked for a step ahead. Only one:
         # values carried further than to the next step stop it from pipelining the loop.
         next_scales = load_scales(step + 1)
-        for index in range(tiles.tile_k // chunk):
-            part = multiply(start + step * tiles.tile_k + index * chunk)
-            acc = acc + (part * scales[index].astype(jnp.float32)[None, :] if scales else part)
-        return acc, next_scales
+        num_chunks = tiles.tile_k // chunk
+        for index in range(num_chunks):
+            parts = multiply(start + step * tiles.tile_k + index * chunk)
+            if scales:
+                used = [scales[half * num_chunks + index].astype(jnp.float32) for half in range(len(halves))]
+                parts = [part * jnp.expand_dims(scale, axis) for part, scale in zip(parts, used, strict=True)]
+            accs = tuple(acc + part for acc, part in zip(accs, parts, strict=True))
+        return accs, next_scales
 
-    acc = jnp.zeros((tiles.tile_m, tiles.tile_n), jnp.float32)
-    acc, _ = lax.fori_loop(0, steps, accumulate, (acc, load_scales(0)))
+    shape = (tiles.tile_n, tiles.tile_m) if is_swapped else (tiles.tile_m, tiles.tile_n)
+    zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in halves)
+    accs, _ = lax.fori_loop(0, steps, accumulate, (zeros, load_scales(0)))
+    _store_tile(accs, rows, outputs, residual_ref, out_ref, is_swapped=is_swapped)
+
+
+def _store_tile(accs, rows, outputs, residual_ref, out_ref, *, is_swapped):
+    num_rows, num_outputs = out_ref.shape[-2:]
+    value = accs[0] * jax.nn.sigmoid(accs[0]) * accs[1] if len(accs) == 2 else accs[0]
+    row_axis, output_axis = (0, 1) if is_swapped else (1, 0)
+    index = (jnp.expand_dims(rows, row_axis), jnp.expand_dims(outputs, output_axis))
+    mask = jnp.expand_dims(rows < num_rows, row_axis) & jnp.expand_dims(outputs < num_outputs, output_axis)
+    if residual_ref is not None:
+        value = value + plt.load(residual_ref.at[index], mask=mask, other=0.0).astype(jnp.float32)
     part = () if out_ref.ndim == 2 else (pl.program_id(2),)
-    index = (*part, rows[:, None], outputs[None, :])
-    mask = is_row & (outputs < num_outputs)[None, :]
-    plt.store(out_ref.at[index], acc.astype(out_ref.dtype), mask=mask)
+    plt.store(out_ref.at[(*part, *index)], value.astype(out_ref.dtype), mask=mask)
 
 
 def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfig) -> None:
@@ -153,32 +224,57 @@ def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfi
         )
 
 
-@functools.partial(jax.jit, static_argnames=("group_size", "tiles", "interpret"))
+@functools.partial(jax.jit, static_argnames=("group_size", "tiles", "is_gated", "eps", "out_dtype", "interpret"))
 def matmul_triton(
     x: jax.Array,  # [M I]
     weight: jax.Array,  # int8[O I], or dense
     scale: jax.Array | None,  # [O ceil(I/g)], None if dense
+    norm_weight: jax.Array | None = None,  # [I]
+    residual: jax.Array | None = None,  # [M O]
     *,
     group_size: int,
     tiles: TileConfig,
+    is_gated: bool = False,
+    eps: float = 1e-5,
+    out_dtype: jnp.dtype | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns x @ weight.T, scaled by group if int8, in x's dtype; arguments are checked by the caller."""
-    (m, _), n = x.shape, weight.shape[0]
+    """Returns the product with what surrounds it, in out_dtype (x's by default); arguments are checked by the caller.
+
+    What the kernel can't hold is done around it: the norm before `dot` and before more than one step of `sum`, the gate
+    and the residual after splits.
+    """
+    dtype = out_dtype or x.dtype
     is_split = tiles.k_splits > 1
+    if norm_weight is not None and (tiles.method != "sum" or is_split or _steps(x.shape[1], tiles)[1] > 1):
+        x, norm_weight = rms_norm(x, norm_weight, eps=eps).astype(norm_weight.dtype), None
+    inner_residual = None if is_split else residual
+    around = Surroundings(
+        has_scale=scale is not None,
+        has_norm=norm_weight is not None,
+        has_residual=inner_residual is not None,
+        is_gated=is_gated and not is_split,
+        eps=eps,
+    )
+    m, n = x.shape[0], weight.shape[0] // (2 if around.is_gated else 1)
     grid: tuple[int, ...] = (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
-    if tiles.method == "dot":
-        grid = (pl.cdiv(m, tiles.tile_m), *grid)
+    grid = grid if tiles.method == "sum" else (pl.cdiv(m, tiles.tile_m), *grid)
     kernel = _sum_kernel if tiles.method == "sum" else _dot_kernel
     call = pl.pallas_call(
-        functools.partial(kernel, tiles=tiles, group_size=group_size),
-        out_shape=jax.ShapeDtypeStruct(
-            (tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else x.dtype
-        ),
+        functools.partial(kernel, tiles=tiles, group_size=group_size, around=around),
+        out_shape=jax.ShapeDtypeStruct((tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else dtype),
         grid=grid,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name=f"matmul_g{group_size}_{tiles.label}",
     )
-    out = call(x, weight) if scale is None else call(x, weight, scale)
-    return out.sum(axis=0).astype(x.dtype) if is_split else out
+    out = call(x, weight, *(a for a in (scale, norm_weight, inner_residual) if a is not None))
+    return _after_splits(out, residual, is_gated=is_gated).astype(dtype) if is_split else out
+
+
+def _after_splits(parts: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> jax.Array:
+    out = parts.sum(axis=0)
+    if is_gated:
+        gate, up = jnp.split(out, 2, axis=1)
+        out = jax.nn.silu(gate) * up
+    return out if residual is None else residual.astype(jnp.float32) + out

@@ -1,6 +1,6 @@
 """Paged decode attention: checks the arguments, picks tiles and backend, calls it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,58 @@ def paged_attention(
       ValueError: shapes or dtypes don't fit each other.
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
-    _check_arguments(q, k, v, block_tables, context_lens)
+    out, _ = _attend((q, k, v, block_tables, context_lens, layer), None, scale, backend, tiles, interpret)
+    return out
+
+
+def paged_attention_one_launch(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    block_tables: jax.Array,
+    context_lens: jax.Array,
+    layer: jax.Array | int,
+    counters: jax.Array,
+    *,
+    scale: float | None = None,
+    backend: Backend = "triton",
+    tiles: TileConfig | None = None,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what `paged_attention` does from a single kernel, and the counters for the next call.
+
+    Args:
+      q: bf16, f16 or f32[B H d]
+      k: [L N K S d]
+      v: [L N K S d]
+      block_tables: i32[B P]
+      context_lens: i32[B]
+      layer: i32[]
+      counters: i32[B K] of finished programs: all 0 before, and 0 again after; donated where the caller's jit can.
+      scale: of the scores; 1 / sqrt(d) by default.
+      backend: which implementation.
+      tiles: sizes; by default the measured ones for this device, else the heuristic's.
+      interpret: run without a GPU, slowly.
+
+    Raises:
+      ValueError: shapes or dtypes don't fit each other.
+      KernelUnsupportedError: the backend can't compute these shapes or dtypes.
+    """
+    if counters.shape != (q.shape[0], k.shape[2]) or counters.dtype != jnp.int32:
+        raise ValueError(f"expected counters i32{(q.shape[0], k.shape[2])}, got {counters.dtype}{counters.shape}")
+    return _attend((q, k, v, block_tables, context_lens, layer), counters, scale, backend, tiles, interpret)
+
+
+def _attend(
+    arguments: tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | int],
+    counters: Any,
+    scale: float | None,
+    backend: Backend,
+    tiles: TileConfig | None,
+    interpret: bool,
+) -> tuple[jax.Array, Any]:
+    q, k = arguments[:2]
+    _check_arguments(*arguments[:5])
     if backend != "triton":
         raise KernelUnsupportedError(f"paged_attention has the backend triton, got {backend!r}")
     head_dim, block_size = q.shape[2], k.shape[3]
@@ -75,6 +126,7 @@ def paged_attention(
         dtype=q.dtype.name,
     )
     scale = head_dim**-0.5 if scale is None else scale
-    arguments = (q, k, v, block_tables, context_lens, layer)
-    out: jax.Array = paged_attention_triton(*arguments, scale=scale, tiles=tiles, interpret=interpret)
-    return out
+    found: tuple[jax.Array, Any] = paged_attention_triton(
+        *arguments, counters, scale=scale, tiles=tiles, interpret=interpret
+    )
+    return found

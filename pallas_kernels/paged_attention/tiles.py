@@ -50,7 +50,9 @@ def heuristic(*, head_dim: int, dtype: str) -> TileConfig:
     """Returns tiles that every supported shape accepts."""
     if dtype == "float32":
         return TileConfig(split_tokens=256, tile_tokens=32 if head_dim > 64 else 64, num_warps=4, num_stages=2)
-    return TileConfig()
+    if head_dim > 64:
+        return TileConfig()
+    return TileConfig(split_tokens=256, tile_tokens=128, num_warps=4, num_stages=2)
 
 
 def choose_tiles(*, device: str, head_dim: int, num_groups: int, block_size: int, dtype: str) -> TileConfig:

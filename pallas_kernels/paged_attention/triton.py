@@ -2,7 +2,8 @@
 
 One program takes one row, one KV head and one split of `split_tokens` context tokens for all query heads of the group,
 padded to 16 rows, which is the least a tensor-core product takes. Splits past the context end at once. With more than
-one split, a second kernel adds the partial results of a row in their order, eight at a time.
+one split, partial results of a row are added in their order, eight at a time: by a second kernel, or, given counters,
+by whichever program of a row and head ends last.
 """
 
 import functools
@@ -29,12 +30,13 @@ def _attend_kernel(
     tables_ref,  # i32[B P]
     lens_ref,  # i32[B]
     layer_ref,  # i32[1]
-    acc_ref,  # f32[splits B H d], or with one split the output [B H d]
-    *stats_refs,  # f32[splits B H] twice: maximum and sum; none with one split
+    *refs,  # with one split the output [B H d]; else the parts, after counters i32[B K] and before out and counters
     tiles: TileConfig,
     num_groups: int,
     scale: float,
 ):
+    has_counters = len(refs) == 6
+    acc_ref, *stats_refs = refs[1:4] if has_counters else refs  # parts f32[splits B H d], maximum and sum f32[splits B H]
     row, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     num_tables, block_size, head_dim = tables_ref.shape[1], k_ref.shape[3], k_ref.shape[4]
     context_len = lens_ref[row]
@@ -57,15 +59,17 @@ def _attend_kernel(
         blocks = plt.load(tables_ref.at[row, jnp.minimum(tokens // block_size, num_tables - 1)])
         return plt.load(ref.at[layer, blocks[:, None], head, (tokens % block_size)[:, None], dims[None, :]])
 
-    def accumulate(index, carry):
+    def accumulate(index, carry, is_alone=False):
         m, total, acc = carry
         position = start + index * tiles.tile_tokens
-        scores = jnp.dot(q, load_tile(k_ref, position).T, precision=precision, preferred_element_type=jnp.float32)
+        keys = load_tile(k_ref, position)
+        values = load_tile(v_ref, position) if is_alone else None  # without a pipeline, both are asked for at once
+        scores = jnp.dot(q, keys.T, precision=precision, preferred_element_type=jnp.float32)
         is_visible = position + lax.iota(jnp.int32, tiles.tile_tokens) < context_len
         scores = jnp.where(is_visible[None, :], scores * (scale * _LOG2_E), -jnp.inf)
         m_new = jnp.maximum(m, scores.max(axis=1))
         p, alpha = jnp.exp2(scores - m_new[:, None]), jnp.exp2(m - m_new)
-        values = load_tile(v_ref, position)
+        values = load_tile(v_ref, position) if values is None else values
         mixed = jnp.dot(p.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
         return m_new, alpha * total + p.sum(axis=1), alpha[:, None] * acc + mixed
 
@@ -74,7 +78,10 @@ def _attend_kernel(
         num_tiles = pl.cdiv(jnp.clip(context_len - start, 0, tiles.split_tokens), tiles.tile_tokens)
         m = jnp.full((group_rows,), -jnp.inf, jnp.float32)
         carry = (m, jnp.zeros_like(m), jnp.zeros((group_rows, head_dim), jnp.float32))
-        m, total, acc = lax.fori_loop(0, num_tiles, accumulate, carry)
+        if stats_refs and tiles.split_tokens == tiles.tile_tokens:
+            m, total, acc = accumulate(0, carry, is_alone=True)
+        else:
+            m, total, acc = lax.fori_loop(0, num_tiles, accumulate, carry)
         if not stats_refs:
             out = (acc / jnp.where(total > 0, total, 1.0)[:, None]).astype(acc_ref.dtype)
             plt.store(acc_ref.at[row, heads[:, None], dims[None, :]], out, mask=in_group[:, None])
@@ -82,6 +89,59 @@ def _attend_kernel(
         plt.store(acc_ref.at[split, row, heads[:, None], dims[None, :]], acc, mask=in_group[:, None])
         plt.store(stats_refs[0].at[split, row, heads], m, mask=in_group)
         plt.store(stats_refs[1].at[split, row, heads], total, mask=in_group)
+
+    if has_counters:
+        num_used = pl.cdiv(context_len, tiles.split_tokens)
+        _combine_last((acc_ref, *stats_refs), *refs[4:], row, head, split, num_used, num_groups)
+
+
+def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, num_groups):
+    """Counts the programs of a row and head that are done; the last adds their parts and sets the counter back to 0."""
+    group = lax.iota(jnp.int32, pl.next_power_of_2(num_groups))
+    heads, dims = head * num_groups + group, lax.iota(jnp.int32, out_ref.shape[2])
+    index, mask = (row, heads[:, None], dims[None, :]), (group < num_groups)[:, None]
+
+    @pl.when(split < num_used)
+    def _():
+        plt.debug_barrier()  # every warp's parts are stored before the one atomic add that releases them
+        num_before = plt.atomic_add(counter_ref, (row, head), jnp.int32(1))
+
+        @pl.when(num_before == num_used - 1)
+        def _():
+            out = _combine(*parts_refs, row, heads, group < num_groups, num_used)
+            plt.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
+            counter_ref[row, head] = 0
+
+    @pl.when((split == 0) & (num_used == 0))
+    def _():
+        zeros = jnp.zeros((group.shape[0], dims.shape[0]), out_ref.dtype)
+        plt.store(out_ref.at[index], zeros, mask=mask)
+
+
+def _combine(acc_ref, m_ref, total_ref, row, heads, is_head, num_used):  # f32[heads d]
+    dims = lax.iota(jnp.int32, acc_ref.shape[3])
+
+    def accumulate(index, carry):
+        m, total, acc = carry
+        splits = index * _COMBINE_SPLITS + lax.iota(jnp.int32, _COMBINE_SPLITS)
+        mask = (splits < num_used)[:, None] & is_head[None, :]
+        m_part = plt.load(m_ref.at[splits[:, None], row, heads[None, :]], mask=mask, other=-jnp.inf)
+        total_part = plt.load(total_ref.at[splits[:, None], row, heads[None, :]], mask=mask, other=0.0)
+        acc_part = plt.load(
+            acc_ref.at[splits[:, None, None], row, heads[None, :, None], dims[None, None, :]],
+            mask=mask[:, :, None],
+            other=0.0,
+        )
+        m_new = jnp.maximum(m, m_part.max(axis=0))
+        safe = jnp.where(is_head, m_new, 0.0)
+        weights, alpha = jnp.exp2(m_part - safe[None, :]), jnp.exp2(m - safe)
+        total_new = alpha * total + (total_part * weights).sum(axis=0)
+        return m_new, total_new, alpha[:, None] * acc + (acc_part * weights[:, :, None]).sum(axis=0)
+
+    shape = (heads.shape[0], acc_ref.shape[3])
+    carry = (jnp.full(shape[:1], -jnp.inf, jnp.float32), jnp.zeros(shape[:1], jnp.float32), jnp.zeros(shape, jnp.float32))
+    _, total, acc = lax.fori_loop(0, pl.cdiv(num_used, _COMBINE_SPLITS), accumulate, carry)
+    return acc / jnp.where(total > 0, total, 1.0)[:, None]
 
 
 def _combine_kernel(
@@ -93,26 +153,11 @@ def _combine_kernel(
     *,
     split_tokens: int,
 ):
-    row, head = pl.program_id(0), pl.program_id(1)
+    row, heads = pl.program_id(0), pl.program_id(1) + lax.iota(jnp.int32, 1)
     dims = lax.iota(jnp.int32, acc_ref.shape[3])
     num_used = pl.cdiv(lens_ref[row], split_tokens)
-
-    def accumulate(index, carry):
-        m, total, acc = carry
-        splits = index * _COMBINE_SPLITS + lax.iota(jnp.int32, _COMBINE_SPLITS)
-        is_used = splits < num_used
-        m_part = plt.load(m_ref.at[splits, row, head], mask=is_used, other=-jnp.inf)
-        total_part = plt.load(total_ref.at[splits, row, head], mask=is_used, other=0.0)
-        acc_part = plt.load(acc_ref.at[splits[:, None], row, head, dims[None, :]], mask=is_used[:, None], other=0.0)
-        m_new = jnp.maximum(m, m_part.max())
-        weights = jnp.exp2(m_part - m_new)
-        alpha = jnp.exp2(m - m_new)
-        total_new = alpha * total + (total_part * weights).sum()
-        return m_new, total_new, alpha * acc + (acc_part * weights[:, None]).sum(axis=0)
-
-    carry = (jnp.float32(-jnp.inf), jnp.float32(0.0), jnp.zeros((acc_ref.shape[3],), jnp.float32))
-    _, total, acc = lax.fori_loop(0, pl.cdiv(num_used, _COMBINE_SPLITS), accumulate, carry)
-    out_ref[row, head, :] = (acc / jnp.where(total > 0, total, 1.0)).astype(out_ref.dtype)
+    out = _combine(acc_ref, m_ref, total_ref, row, heads, heads < acc_ref.shape[2], num_used)
+    out_ref[row, heads[:, None], dims[None, :]] = out.astype(out_ref.dtype)
 
 
 def check_support(*, head_dim: int, dtype: jnp.dtype, block_size: int) -> None:
@@ -133,29 +178,44 @@ def paged_attention_triton(
     block_tables: jax.Array,
     context_lens: jax.Array,
     layer: jax.Array | int,
+    counters: jax.Array | None = None,  # i32[B K], all 0
     *,
     scale: float,
     tiles: TileConfig,
     interpret: bool = False,
-) -> jax.Array:
-    """Returns what the reference returns, from one or two kernels; arguments are checked by the caller."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns what the reference returns, and the counters; arguments are checked by the caller.
+
+    One kernel with one split or with counters, else two.
+    """
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k.shape[2:4]
     num_splits = pl.cdiv(block_tables.shape[1] * block_size, tiles.split_tokens)
     parts = (num_splits, num_rows, num_heads)
     out_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
-    stats = [jax.ShapeDtypeStruct(parts, jnp.float32)] * 2
-    attend = pl.pallas_call(
+    results_shape = [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32)]
+    results_shape += [jax.ShapeDtypeStruct(parts, jnp.float32)] * 2
+    arguments = [q, k, v, block_tables, context_lens, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,))]
+    aliases = {}
+    if num_splits == 1:
+        results_shape = [out_shape]
+    elif counters is not None:
+        results_shape += [out_shape, jax.ShapeDtypeStruct(counters.shape, counters.dtype)]
+        aliases = {len(arguments): len(results_shape) - 1}
+        arguments.append(counters)
+    results = pl.pallas_call(
         functools.partial(_attend_kernel, tiles=tiles, num_groups=num_heads // num_kv_heads, scale=scale),
-        out_shape=[out_shape] if num_splits == 1 else [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32), *stats],
+        out_shape=results_shape,
         grid=(num_rows, num_kv_heads, num_splits),
+        input_output_aliases=aliases,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name=f"paged_attention_{tiles.label}",
-    )
-    results = attend(q, k, v, block_tables, context_lens, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)))
+    )(*arguments)
     if num_splits == 1:
-        return results[0]
+        return results[0], counters
+    if counters is not None:
+        return results[3], results[4]
     combine = pl.pallas_call(
         functools.partial(_combine_kernel, split_tokens=tiles.split_tokens),
         out_shape=out_shape,
@@ -164,4 +224,4 @@ def paged_attention_triton(
         interpret=interpret,
         name=f"paged_attention_combine_s{tiles.split_tokens}",
     )
-    return combine(*results, context_lens)
+    return combine(*results, context_lens), None

@@ -29,14 +29,14 @@ def forward_paged(
     query_tile: int,
     seq_len: int,
 ) -> tuple[jax.Array, KVCache]:
-    """Returns the residual stream [T D] after the last layer, and the cache with the step's keys and values.
+    """Returns the residual stream f32[T D] after the last layer, and the cache with the step's keys and values.
 
     Args:
       tiles: how row-wise ops walk over the T tokens; None for all at once.
       query_tile: tokens of one attention item.
       seq_len: longest sequence that is served (rope kind "dynamic" depends on it).
     """
-    x = params.embedding[inputs.token_ids]
+    x = _embed(params, inputs.token_ids)
     cos, sin = rope_tables(inputs.positions, config=config, seq_len=seq_len, tiles=tiles)
     for index, layer in enumerate(params.layers):
         q, cache = attention_input(
@@ -73,7 +73,7 @@ def forward(
     """
     token_ids = jnp.asarray(token_ids)
     batch, num_tokens = token_ids.shape
-    x = params.embedding[token_ids.reshape(-1)]  # [B*T D]
+    x = _embed(params, token_ids.reshape(-1))  # f32[B*T D]
     positions = jnp.tile(jnp.arange(num_tokens, dtype=jnp.int32), batch)
     cos, sin = rope_tables(positions, config=config, seq_len=num_tokens, tiles=None)
     for layer in params.layers:
@@ -84,8 +84,14 @@ def forward(
         attended = full_attention(q, k, v).reshape(batch * num_tokens, config.num_heads, config.head_dim)
         x = project_add(attended, x, layer.o_proj, tiles=None)
         x = down_add(gate_up(x, layer, config=config, tiles=None), x, layer.down_proj, tiles=None)
-    logits = head_logits(rms_norm(x, params.final_norm, eps=config.rms_norm_eps), params.head)
+    normed = rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
+    logits = head_logits(normed.astype(params.head.dtype), params.head)
     return logits.reshape(batch, num_tokens, -1)
+
+
+def _embed(params: Params, token_ids: jax.Array) -> jax.Array:
+    """Returns the start of the residual stream, which stays in float32: sums of many layers lose most by rounding."""
+    return params.embedding[token_ids].astype(jnp.float32)
 
 
 def truncated(params: Params, config: ModelConfig, num_layers: int) -> tuple[Params, ModelConfig]:

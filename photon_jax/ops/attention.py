@@ -18,10 +18,11 @@ from photon_jax.ops.tiles import RowTiles, map_rows
 from photon_jax.step_io import StepInputs
 
 CONTEXT_TILE = 64  # tokens of context that the reference weighs at once
+ITEM_BATCH = 64  # items that the XLA form computes at once; more would gather too much of the cache
 
 
 def project_qkv(
-    x: jax.Array,  # [T D]
+    x: jax.Array,  # f32[T D]
     cos: jax.Array,  # f32[T d/2]
     sin: jax.Array,  # f32[T d/2]
     layer: LayerParams,
@@ -33,21 +34,22 @@ def project_qkv(
     num_kv, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
 
     def compute(x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps)
+        normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps).astype(layer.input_norm.dtype)
         qkv = linear(normed, layer.qkv_proj).reshape(-1, num_kv, groups + 2, head_dim)
         q = qkv[:, :, :groups].reshape(-1, num_kv * groups, head_dim)
         k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, eps=config.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, eps=config.rms_norm_eps)
-        return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        return q.astype(normed.dtype), k.astype(normed.dtype), v.astype(normed.dtype)
 
     q, k, v = map_rows(compute, tiles, x, cos, sin)
     return q, k, v
 
 
 def attention_input(
-    x: jax.Array,  # [T D]
+    x: jax.Array,  # f32[T D]
     cos: jax.Array,  # f32[T d/2]
     sin: jax.Array,  # f32[T d/2]
     layer: LayerParams,
@@ -164,8 +166,8 @@ def _attention_xla(
     """Items in batches, each over its sequence's whole table width at once: for devices that want large operations."""
     num_kv, groups, head_dim = cache.k.shape[2], q.shape[1] // cache.k.shape[2], q.shape[2]
 
-    def attend_item(item: tuple[jax.Array, jax.Array]) -> jax.Array:
-        row, start = item
+    def attend_item(work: tuple[jax.Array, jax.Array]) -> jax.Array:
+        row, start = work
         q_item = lax.dynamic_slice_in_dim(q, start, query_tile).reshape(query_tile, num_kv, groups, head_dim)
         pos_item = lax.dynamic_slice_in_dim(positions, start, query_tile)
         k, v = cache.k[layer_index, inputs.block_tables[row]], cache.v[layer_index, inputs.block_tables[row]]
@@ -178,7 +180,11 @@ def _attention_xla(
         total = weights.sum(axis=(-2, -1)).transpose(2, 0, 1)
         return (out / jnp.expand_dims(total, 3)).reshape(query_tile, -1, head_dim).astype(q.dtype)
 
-    items = lax.map(attend_item, (inputs.item_rows, inputs.item_starts), batch_size=64)  # [A Q H d]
+    work = (inputs.item_rows, inputs.item_starts)
+    if inputs.item_rows.shape[0] <= ITEM_BATCH:
+        items = jax.vmap(attend_item)(work)  # [A Q H d]
+    else:
+        items = lax.map(attend_item, work, batch_size=ITEM_BATCH)
     offsets = jnp.arange(query_tile)
     is_real = jnp.expand_dims(offsets, 0) < jnp.expand_dims(inputs.item_lens, 1)
     places = jnp.expand_dims(inputs.item_starts, 1) + jnp.expand_dims(offsets, 0)
@@ -204,11 +210,11 @@ def full_attention(
 
 def project_add(
     attended: jax.Array,  # [T H d]
-    residual: jax.Array,  # [T D]
+    residual: jax.Array,  # f32[T D]
     o_proj: DenseLinear,
     *,
     tiles: RowTiles | None,
-) -> jax.Array:  # [T D]
+) -> jax.Array:  # f32[T D]
     """Returns the residual stream with the output projection of the heads added."""
 
     def compute(attended: jax.Array, residual: jax.Array) -> tuple[jax.Array]:

@@ -10,12 +10,12 @@ from photon_jax.models.params import DenseLinear
 def linear(
     x: jax.Array,  # [M I]
     layer: DenseLinear,
-) -> jax.Array:  # [M O]
-    """Returns x @ weight + bias, accumulated in float32 and cast back to x's dtype."""
+) -> jax.Array:  # f32[M O]
+    """Returns x @ weight + bias in float32; the caller rounds, once, at the end of its fusion."""
     y = _contract(x, layer.weight, 0)
     if layer.bias is not None:
         y = y + jnp.expand_dims(layer.bias.astype(jnp.float32), 0)
-    return y.astype(x.dtype)
+    return y
 
 
 def head_logits(

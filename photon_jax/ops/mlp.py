@@ -11,18 +11,19 @@ from photon_jax.ops.tiles import RowTiles, map_rows
 
 
 def gate_up(
-    x: jax.Array,  # [T D]
+    x: jax.Array,  # f32[T D]
     layer: LayerParams,
     *,
     config: ModelConfig,
     tiles: RowTiles | None,
 ) -> jax.Array:  # [T F]
-    """Returns silu(gate) * up of the normed input (SwiGLU, Shazeer, arXiv:2002.05202); silu in float32."""
+    """Returns silu(gate) * up of the normed input (SwiGLU, Shazeer, arXiv:2002.05202), rounded once at the end."""
 
     def compute(x: jax.Array) -> tuple[jax.Array]:
-        normed = rms_norm(x, layer.post_attention_norm, eps=config.rms_norm_eps)
+        norm = layer.post_attention_norm
+        normed = rms_norm(x, norm, eps=config.rms_norm_eps).astype(norm.dtype)
         gate, up = jnp.split(linear(normed, layer.gate_up_proj), 2, axis=-1)
-        return (jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype) * up,)
+        return ((jax.nn.silu(gate) * up).astype(normed.dtype),)
 
     (hidden,) = map_rows(compute, tiles, x)
     return hidden
@@ -30,11 +31,11 @@ def gate_up(
 
 def down_add(
     hidden: jax.Array,  # [T F]
-    residual: jax.Array,  # [T D]
+    residual: jax.Array,  # f32[T D]
     down_proj: DenseLinear,
     *,
     tiles: RowTiles | None,
-) -> jax.Array:  # [T D]
+) -> jax.Array:  # f32[T D]
     """Returns the residual stream with the down projection added."""
 
     def compute(hidden: jax.Array, residual: jax.Array) -> tuple[jax.Array]:

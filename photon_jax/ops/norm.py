@@ -12,15 +12,15 @@ def rms_norm(
     weight: jax.Array,  # [D]
     *,
     eps: float,
-) -> jax.Array:  # [* D]
+) -> jax.Array:  # f32[* D]
     """Returns x scaled to unit root-mean-square over its last axis, then by weight.
 
-    The mean square is taken in float32; the result has x's dtype (Zhang and Sennrich, arXiv:1910.07467).
+    Computed in float32; the caller rounds (Zhang and Sennrich, arXiv:1910.07467).
 
     Args:
       eps: added to the mean square, not to its root.
     """
     x32 = x.astype(jnp.float32)
     mean_square = jnp.expand_dims(ordered_sum(x32 * x32), -1) / x.shape[-1]
-    normed = (x32 * lax.rsqrt(mean_square + eps)).astype(x.dtype)
-    return normed * jnp.expand_dims(weight, tuple(range(x.ndim - 1)))
+    normed = x32 * lax.rsqrt(mean_square + eps)
+    return normed * jnp.expand_dims(weight.astype(jnp.float32), tuple(range(x.ndim - 1)))

@@ -21,7 +21,7 @@ from photon_jax.step_io import StepInputs
 
 
 def head_sample(
-    hidden: jax.Array,  # [B D], the residual stream of each row's sampling position
+    hidden: jax.Array,  # f32[B D], the residual stream of each row's sampling position
     inputs: StepInputs,
     params: Params,
     *,
@@ -43,7 +43,7 @@ def head_sample(
 
 
 def head_score(
-    hidden: jax.Array,  # [T D]
+    hidden: jax.Array,  # f32[T D]
     target_ids: jax.Array,  # i32[T]
     params: Params,
     *,
@@ -81,7 +81,8 @@ _ROW_FIELDS = (
 
 def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig) -> jax.Array:
     """Returns logits f32[M V]."""
-    return head_logits(rms_norm(hidden, params.final_norm, eps=config.rms_norm_eps), params.head)
+    normed = rms_norm(hidden, params.final_norm, eps=config.rms_norm_eps)
+    return head_logits(normed.astype(params.head.dtype), params.head)
 
 
 def _sample(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -158,7 +158,9 @@ def test_a_preempted_sequence_that_is_computed_again_does_not_continue_from_an_o
     build(builder, (seq, 0, 3))
     seq.token_ids += [50, 51]
     seq.block_ids = [2, 3]
-    assert build(builder, (seq, 0, 3))["continues"][0] == 0  # preempted after position 3 was sampled
+    # preempted after position 3 was sampled, and back in the same slot: a chunk of one token, then one of two
+    assert build(builder, (seq, 0, 1))["continues"][0] == 0
+    assert build(builder, (seq, 1, 2))["continues"][0] == 0
     seq.state_slot = 4  # and again, into another slot
     assert build(builder, (seq, 4, 1), layout=DECODE)["continues"][0] == 0
     seq.token_ids.append(52)

@@ -17,7 +17,7 @@ from photon_jax.request import Request, SamplingParams
 from photon_jax.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 128
+MAX_MODEL_LEN = 160
 MAX_NUM_SEQS = 6
 MAX_NUM_BATCHED_TOKENS = 64
 NUM_BLOCKS = 193
@@ -90,17 +90,18 @@ class World:
 
 def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
     """Returns requests that share prefixes, of every kind of sampling, some of them score requests."""
-    prefixes = [tuple(rng.integers(256, size=48).tolist()) for _ in range(3)]
+    prefixes = [tuple(rng.integers(256, size=48).tolist()) for _ in range(2)]
+    prefixes.append((*prefixes[1][:BLOCK_SIZE], *prefixes[0][: 48 - BLOCK_SIZE]))  # its blocks, one place further on
     requests = []
     for index in range(count):
-        shared = prefixes[rng.integers(3)][: rng.choice([0, 16, 33, 48], p=[0.2, 0.2, 0.2, 0.4])]
-        prompt = (*shared, *rng.integers(256, size=rng.integers(1, 40)).tolist())
+        shared = prefixes[rng.integers(3)][: rng.choice([0, 8, 16, 48], p=[0.2, 0.3, 0.3, 0.2])]
+        prompt = (*shared, *rng.integers(256, size=rng.integers(1, 16)).tolist())
         params = SamplingParams(
             temperature=float(rng.choice([0.0, 0.7, 1.3])),
             top_p=float(rng.choice([1.0, 0.8])),
             top_k=int(rng.choice([0, 5])),
             min_p=float(rng.choice([0.0, 0.05])),
-            max_tokens=int(rng.integers(1, 48)),
+            max_tokens=int(rng.choice([1, 20, 35, 45])),
             min_tokens=int(rng.integers(2)),
         )
         requests.append(
@@ -132,8 +133,8 @@ def run_schedule(world: World, seed: int, tally: Tally) -> None:
     rng = np.random.default_rng(seed)
     chosen = [world.requests[i] for i in rng.choice(len(world.requests), size=rng.integers(4, 9), replace=False)]
     needed = max(len(r.prompt_token_ids) + (0 if r.score else r.params.max_tokens) for r in chosen)
-    num_blocks = 1 + -(-needed // BLOCK_SIZE) + int(rng.choice([0, 4, 8, 12, 16, 80], p=[0.1, 0.2, 0.25, 0.25, 0.15, 0.05]))
-    max_num_seqs = int(rng.integers(2, MAX_NUM_SEQS + 1))
+    num_blocks = 1 + -(-needed // BLOCK_SIZE) + int(rng.choice([0, 2, 4, 7, 60], p=[0.05, 0.25, 0.35, 0.32, 0.03]))
+    max_num_seqs = int(rng.integers(3, MAX_NUM_SEQS + 1))
     engine, runner = world.engine(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,

@@ -7,7 +7,12 @@ import pytest
 from helpers.cuda_lowering import lower_for_cuda
 
 from pallas_kernels import KernelUnsupportedError, int8_matmul, int8_matmul_reference
-from pallas_kernels.int8_matmul import dense_matmul, dense_matmul_reference
+from pallas_kernels.int8_matmul import (
+    dense_matmul,
+    dense_matmul_reference,
+    fused_matmul,
+    fused_matmul_reference,
+)
 from pallas_kernels.int8_matmul.cases import Case, llama_1b_shapes, make_inputs, real_cases, small_cases
 from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, row_bucket
 
@@ -161,3 +166,35 @@ def test_tiles_are_checked():
 
 def test_row_counts_share_a_bucket():
     assert [row_bucket(m) for m in (1, 2, 3, 8, 9, 128)] == [1, 2, 4, 8, 16, 128]
+
+
+FUSED_TILES = (
+    TileConfig(method="sum", tile_n=2, tile_k=256, num_warps=1, num_stages=2, vector=16),
+    TileConfig(method="sum", tile_n=4, tile_k=128, num_warps=1, num_stages=2),
+    TileConfig(method="dot", tile_n=16, tile_k=128, num_warps=2),
+    TileConfig(method="swap", tile_n=32, tile_k=128),
+    TileConfig(method="dot", tile_n=32, tile_k=128, k_splits=2),
+)
+
+
+@pytest.mark.parametrize("tiles", FUSED_TILES, ids=lambda tiles: tiles.label)
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("group_size", [0, 128])
+def test_norm_gate_and_residual_ride_with_the_product(tiles, is_gated, group_size):
+    x, weight, scale = make_inputs(Case(name="fused", m=2, n=96, k=256, group_size=group_size))
+    rng = np.random.default_rng(1)
+    norm_weight = jnp.asarray(rng.uniform(0.5, 1.5, 256), jnp.float32)
+    residual = jnp.asarray(rng.standard_normal((2, 48 if is_gated else 96)), jnp.float32)
+    options = {"group_size": group_size, "norm_weight": norm_weight, "residual": residual, "is_gated": is_gated}
+    expected = fused_matmul_reference(3 * x, weight, scale, **options)
+    found = fused_matmul(3 * x, weight, scale, **options, tiles=tiles, interpret=True)
+    assert relative_error(found, expected) < 1e-5
+    assert relative_error(found, fused_matmul_reference(3 * x, weight, scale, **options | {"residual": None})) > 0.1
+
+
+def test_parts_around_a_product_must_fit_it():
+    x, weight, scale = make_inputs(small_cases()[0])
+    with pytest.raises(ValueError, match=r"needs a norm weight \(256,\), got \(64,\)"):
+        fused_matmul(x, weight, scale, group_size=128, norm_weight=jnp.ones(64))
+    with pytest.raises(ValueError, match=r"the shape of the result, \(1, 32\), got \(1, 64\)"):
+        fused_matmul(x, weight, scale, group_size=128, residual=jnp.ones((1, 64)), is_gated=True)

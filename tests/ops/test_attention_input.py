@@ -15,8 +15,7 @@ from photon_jax.ops.tiles import RowTiles
 
 POSITIONS = (0, 1, 17, 4095, 4096, 8191, 100_000, 131_071)
 SLOTS = (7, 5, 8, 6, 12, 4, 15, 11)
-# relative norm; in bf16 the normed input, the projection, the QK-norm (twice) and the rotation are rounded to 8 bits
-TOLERANCE = {"float32": 2e-6, "bfloat16": 2.0**-6}
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2.0**-7}  # relative norm; bf16 rounds the normed input and the result
 
 
 def as_float64(array):
@@ -56,7 +55,7 @@ def project_formula(x, layer, config):
 def test_queries_and_cache_hold_the_normed_projected_rotated_input(dtype, is_qwen3):
     config = tiny_config(dtype=dtype, has_qk_norm=is_qwen3, has_qkv_bias=not is_qwen3, num_layers=1)
     layer = random_params(config, jax.random.key(3)).layers[0]
-    x = jax.random.normal(jax.random.key(4), (8, config.hidden_size)).astype(dtype)
+    x = jax.random.normal(jax.random.key(4), (8, config.hidden_size))
 
     @jax.jit
     def run(x, cache, positions):

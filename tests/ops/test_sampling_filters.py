@@ -71,6 +71,15 @@ def test_ties_with_the_last_token_kept_are_kept():
     assert keep(logits, settings) == [{0, 1, 2, 3}] * 3 + [{0, 1, 2, 3, 4, 5}]
 
 
+@pytest.mark.parametrize("setting", [{"top_k": 10}, {"top_p": 0.307}, {"top_k": 30, "top_p": 0.5}])
+def test_neighbouring_floats_are_told_apart(setting):
+    """All tokens but a few are as likely as each other up to the sixth digit, yet none of them is a tie."""
+    logits = np.full((1, 50), -5.0) - np.random.default_rng(0).permutation(50) * 2.0**-20
+    logits[0, [3, 30]] = 0.0, -1.0
+    setting = {**NEUTRAL, **setting}
+    assert keep(logits, [setting]) == [set(sampling_distribution(logits[0], **setting))]
+
+
 def test_top_p_counts_only_what_top_k_left():
     logits = np.log(np.asarray([[0.4, 0.3, 0.2, 0.1]]))
     # of the two tokens left the first has 4/7, more than 0.55 of them; of all four it has 0.4
