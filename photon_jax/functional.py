@@ -91,6 +91,6 @@ def _power_of_two(value: int) -> int:
 
 def _key_words(key: int | jax.Array) -> tuple[int, ...]:
     if isinstance(key, int | np.integer):
-        return int(key) & 0xFFFFFFFF, int(key) >> 32 & 0xFFFFFFFF
+        return int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     return tuple(int(word) for word in np.asarray(data).reshape(-1))

@@ -100,7 +100,7 @@ class LLM:
             vocab_size=self.config.vocab_size,
             eos_token_ids=_eos_union(checkpoint, self.tokenizer),
             sampling_defaults=checkpoint.generation_config if config.use_generation_config else None,
-            seed_words=(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF),
+            seed_words=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
         )
         self._report_ready(time.perf_counter() - begin, progress)
 

@@ -1,10 +1,12 @@
 """Checks and times the Pallas kernels, from a checkout.
 
 On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one, `--smoke` interprets small
-cases.
+cases. `--suite run2` times the hypotheses of run 2 in pallas_kernels/NOTES.md: whole decode steps, tiles, attention;
+`--suite steps`, `--suite tiles` and `--suite attention` a part of them.
 """
 
 import argparse
+import datetime
 import platform
 import sys
 import warnings
@@ -15,6 +17,8 @@ import jax.extend
 
 from pallas_kernels.common.bench import Reporter, print_summary
 from pallas_kernels.common.device import device_name
+from pallas_kernels.common.tuning import winner_lines
+from pallas_kernels.decode_step import bench as step_bench
 from pallas_kernels.int8_matmul import bench as matmul_bench
 from pallas_kernels.paged_attention import bench as attention_bench
 
@@ -25,6 +29,9 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="interpret small cases; no GPU, no timings")
     parser.add_argument("--out", type=Path, help="file for results, one JSON object a line")
     parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
+    suites = ("run1", "run2", "steps", "tiles", "attention")
+    parser.add_argument("--suite", default="run1", choices=suites, help="what to time")
+    parser.add_argument("--tuned_dir", type=Path, help="folder for the tables of winners of this run, one per kernel")
     parser.add_argument("--kernels", default="matmul,attention", help="which kernels to time")
     parser.add_argument("--rows", default="1,16,8,128", help="rows M of the matmuls")
     parser.add_argument("--brief", action="store_true", help="fewer attention cases")
@@ -33,23 +40,59 @@ def main() -> int:
     reporter = Reporter(flags.out, budget_s=flags.budget_s)
     versions = {"jax": jax.__version__, "python": platform.python_version(), "device": device_name()}
     reporter.emit(kernel="all", case="versions", **versions, backend=jax.extend.backend.get_backend().platform_version)
-    attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
-    matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
+    if flags.smoke or flags.suite == "run1":
+        attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
+        matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
+    if flags.smoke:
+        step_bench.check_correctness(reporter, is_smoke=True)
+    elif flags.suite == "run1":
+        _run_first(reporter, flags)
+    else:
+        _run_second(reporter, suite=flags.suite)
     if not flags.smoke:
-        matmul_bench.time_glue(reporter)
-        rows = [int(m) for m in flags.rows.split(",") if m]
-        # The first rows, then attention, then the others: what a short budget leaves out matters least.
-        if "matmul" in flags.kernels:
-            matmul_bench.run(reporter, rows=rows[:2])
-        if "attention" in flags.kernels:
-            attention_bench.run(reporter, is_brief=flags.brief)
-        if "matmul" in flags.kernels:
-            matmul_bench.run(reporter, rows=rows[2:])
         print_summary(reporter)
+    if flags.tuned_dir:
+        _write_winners(reporter, flags.tuned_dir)
     reporter.close()
     failed = [row for row in reporter.rows if row.get("status") in ("FAILED", "WRONG") or "error" in row]
     print(f"{len(failed)} failures", flush=True)
     return 1 if failed else 0
+
+
+def _run_first(reporter: Reporter, flags: argparse.Namespace) -> None:
+    matmul_bench.time_glue(reporter)
+    rows = [int(m) for m in flags.rows.split(",") if m]
+    # The first rows, then attention, then the others: what a short budget leaves out matters least.
+    if "matmul" in flags.kernels:
+        matmul_bench.run(reporter, rows=rows[:2])
+    if "attention" in flags.kernels:
+        attention_bench.run(reporter, is_brief=flags.brief)
+    if "matmul" in flags.kernels:
+        matmul_bench.run(reporter, rows=rows[2:])
+
+
+def _run_second(reporter: Reporter, *, suite: str) -> None:
+    is_all = suite == "run2"
+    if is_all or suite == "steps":
+        step_bench.run(reporter, rows=(1,))
+    if is_all or suite == "tiles":
+        matmul_bench.run_hypotheses(reporter, rows=(1, 8))
+    if is_all or suite == "steps":
+        step_bench.run(reporter, rows=(8,))
+    if is_all or suite == "attention":
+        attention_bench.run_hypotheses(reporter)
+    if is_all or suite == "steps":
+        step_bench.run(reporter, rows=(64,))
+    if is_all or suite == "tiles":
+        matmul_bench.run_hypotheses(reporter, rows=(128,))
+
+
+def _write_winners(reporter: Reporter, folder: Path) -> None:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    for kernel, name in (("matmul", "int8_matmul"), ("paged_attention", "paged_attention")):
+        rows = [row for row in reporter.rows if row["kernel"] == kernel and "us" in row and "key" in row]
+        path = folder / f"{name}_{device_name()}.json"
+        path.write_text("".join(line + "\n" for line in winner_lines(rows, jax_version=jax.__version__, date=today)))
 
 
 if __name__ == "__main__":

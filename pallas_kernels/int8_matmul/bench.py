@@ -1,5 +1,6 @@
 """Bench of the small-M matmuls at the shapes of Llama-3.2-1B, beside XLA's bf16 matmul."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pallas_kernels.common.bench import Job, Reporter, relative_error, run_jobs
 from pallas_kernels.int8_matmul.api import dense_matmul, int8_matmul
 from pallas_kernels.int8_matmul.cases import llama_1b_shapes, make_inputs, real_cases, small_cases
 from pallas_kernels.int8_matmul.reference import dense_matmul_reference, dequantize, int8_matmul_reference
-from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic
+from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, hypotheses, tuning_key
 
 _ROTATED_BYTES = 130e6  # of weights in use in turn, over twice the L2 of an H200
 _GLUE = 1e-4
@@ -84,7 +85,9 @@ def _chain(multiply: Callable[[jax.Array, Weights], jax.Array], length: int) -> 
     return program
 
 
-def _case_jobs(shape: str, m: int, group_size: int, *, with_xla: bool, limit: int | None) -> list[Job]:
+def _case_jobs(
+    shape: str, m: int, group_size: int, *, with_xla: bool, limit: int | None = None, propose: Any = candidates
+) -> list[Job]:
     n, k = llama_1b_shapes()[shape]
     weight_bytes = n * k * (1 if group_size else 2) + (2 * n * -(-k // group_size) if group_size else 0)
     num_sets = min(32, max(2, math.ceil(_ROTATED_BYTES / weight_bytes)))
@@ -99,17 +102,19 @@ def _case_jobs(shape: str, m: int, group_size: int, *, with_xla: bool, limit: in
         "num_bytes": weight_bytes + 2 * m * (n + k),
     }
 
-    def job(tiles_label: str, multiply: Callable[[jax.Array, Weights], jax.Array]) -> Job:
+    def job(tiles_label: str, multiply: Callable[[jax.Array, Weights], jax.Array], **facts: Any) -> Job:
         return Job(
-            label={"kernel": "matmul", "case": name, "tiles": tiles_label},
+            label={"kernel": "matmul", "case": name, "tiles": tiles_label, **facts},
             program=_chain(multiply, length),
             check=lambda: relative_error(jax.jit(multiply)(x, sets[0]), expected),
             **common,
         )
 
     jobs = [job("xla", functools.partial(_xla, group_size=group_size))] if with_xla else []
-    for tiles in candidates(m=m, n=n, k=k, group_size=group_size)[:limit]:
-        jobs.append(job(tiles.label, functools.partial(_call, group_size=group_size, tiles=tiles, interpret=False)))
+    key = tuning_key(m=m, n=n, k=k, group_size=group_size, dtype="bfloat16")
+    for tiles in propose(m=m, n=n, k=k, group_size=group_size)[:limit]:
+        multiply = functools.partial(_call, group_size=group_size, tiles=tiles, interpret=False)
+        jobs.append(job(tiles.label, multiply, key=key, config=dataclasses.asdict(tiles)))
     return jobs
 
 
@@ -165,3 +170,15 @@ def run(reporter: Reporter, *, rows: Sequence[int] = (1, 16, 8, 128)) -> None:
             functools.partial(_case_jobs, "gate_up", m, 32, with_xla=False, limit=8),
         )
         run_jobs(jobs or (), reporter)
+
+
+def run_hypotheses(reporter: Reporter, *, rows: Sequence[int] = (1, 8, 128)) -> None:
+    """Times the tiles of run 2, int8 with groups of 128."""
+    for m in rows:
+        for shape in ("gate_up", "down", "qkv", "o"):
+            label = {"kernel": "matmul", "case": f"{shape}_m{m}_g128", "tiles": "all"}
+            if reporter.is_out_of_time:
+                reporter.emit(**label, status="NOT RUN: budget spent")
+                continue
+            draw = functools.partial(_case_jobs, shape, m, 128, with_xla=False, propose=hypotheses)
+            run_jobs(reporter.guarded(label, draw) or (), reporter)

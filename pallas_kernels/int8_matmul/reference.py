@@ -67,7 +67,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     """
     x32 = x.astype(jnp.float32)
     normed = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return normed * jnp.expand_dims(weight.astype(jnp.float32), 0)
+    out: jax.Array = normed * jnp.expand_dims(weight.astype(jnp.float32), 0)
+    return out
 
 
 @functools.partial(jax.jit, static_argnames=("group_size", "is_gated", "eps", "out_dtype"))
@@ -109,4 +110,5 @@ def fused_matmul_reference(
         out = jax.nn.silu(gate) * up
     if residual is not None:
         out = residual.astype(jnp.float32) + out
-    return out.astype(dtype)
+    rounded: jax.Array = out.astype(dtype)
+    return rounded

@@ -76,17 +76,17 @@ def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
         tile_k = max(min(2048, 1 << (k - 1).bit_length()), group_size, 16)
         return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
     if m <= 32:
-        tile_m = 16 if m <= 16 else 32
-        if n >= 8192:
-            return TileConfig(method="dot", tile_m=tile_m, tile_n=64, tile_k=step, num_warps=4, num_stages=3)
-        splits = 4 if k >= 4 * step else 1
-        return TileConfig(
-            method="dot", tile_m=tile_m, tile_n=32, tile_k=step, k_splits=splits, num_warps=4, num_stages=3
-        )
-    step = max(128, group_size)
-    if m <= 64:
-        return TileConfig(method="dot", tile_m=64, tile_n=64, tile_k=step, num_warps=4, num_stages=3)
-    return TileConfig(method="dot", tile_m=128, tile_n=128, tile_k=step, num_warps=8, num_stages=3)
+        tile_m, tile_n, warps = 16 if m <= 16 else 32, 64 if n >= 8192 else 32, 4
+    elif m <= 64:
+        tile_m, tile_n, warps, step = 64, 64, 4, max(128, group_size)
+    else:
+        tile_m, tile_n, warps, step = 128, 128, 8, max(128, group_size)
+    programs, splits = -(-m // tile_m) * -(-n // tile_n), 1
+    while programs * splits < (128 if m > 64 else 256) and splits < 8 and k // splits >= 2 * step:
+        splits *= 2
+    return TileConfig(
+        method="dot", tile_m=tile_m, tile_n=tile_n, tile_k=step, k_splits=splits, num_warps=warps, num_stages=3
+    )
 
 
 def choose_tiles(*, device: str, m: int, n: int, k: int, group_size: int, dtype: str) -> TileConfig:
@@ -122,3 +122,51 @@ def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
             )
         )
     return tuple(dict.fromkeys(found))
+
+
+def hypotheses(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, ...]:
+    """Returns the tiles of run 2 in NOTES.md, after the ones that run 1 found best for this shape."""
+    step = max(128, 2 * group_size)
+    whole = min(8192, 1 << (k - 1).bit_length())
+    found: list[TileConfig] = []
+
+    def add(method: Method, tile_n: int, tile_k: int, splits: int, warps: int, stages: int, vector: int = 8) -> None:
+        found.append(
+            TileConfig(
+                method=method,
+                tile_m=16 if m <= 16 else min(128, row_bucket(m)),
+                tile_n=tile_n,
+                tile_k=tile_k,
+                k_splits=splits,
+                num_warps=warps,
+                num_stages=stages,
+                vector=vector,
+            )
+        )
+
+    if m == 1:
+        scale = whole // 2048  # warps that a row of inputs keeps busy
+        for tile_n, warps, vector in ((2, 1, 8), (1, 1, 8), (1, 1, 16), (2, 1, 16), (1, 2, 8), (2, 2, 8), (4, 4, 16)):
+            add("sum", tile_n, whole, 1, warps * scale, 2, vector)
+        if k > 2048:
+            add("dot", 32, step, 4, 4, 3)
+            add("dot", 32, step, 8, 4, 3)
+            add("sum", 2, 4096, 2, 2, 2)
+        return tuple(found)
+    if m > 16:
+        add("dot", 128, max(128, group_size), 1, 8, 3)
+        for tile_n, warps, stages in ((128, 8, 3), (64, 4, 4), (128, 4, 3)):
+            add("swap", tile_n, max(128, group_size), 1, warps, stages)
+        return tuple(found)
+    if n >= 8192:
+        add("dot", 64, step, 1, 4, 3)
+        sizes = [(64, step, 1, 8, 3), (64, 2 * step, 1, 4, 2), (64, step // 2, 1, 4, 6), (128, step, 1, 8, 3)]
+    else:
+        add("dot", 32, step, 4, 4, 3)
+        sizes = [(32, step, 8, 4, 3), (64, step, 8, 4, 2), (32, step, 4, 2, 3), (16, step, 4, 2, 3)]
+    for tile_n, tile_k, splits, warps, stages in sizes:
+        add("dot", tile_n, tile_k, splits, warps, stages)
+    splits = 1 if n >= 8192 else 4
+    for tile_n, warps, stages in ((64, 4, 3), (64, 4, 4), (128, 8, 3)):
+        add("swap", tile_n, step, splits, warps, stages)
+    return tuple(found)

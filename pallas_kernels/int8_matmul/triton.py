@@ -21,6 +21,7 @@ from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.int8_matmul.reference import rms_norm
 from pallas_kernels.int8_matmul.tiles import TileConfig
 
+
 def _iota(size: int, axis: int, ndim: int) -> jax.Array:
     # A broadcast keeps what the compiler knows of contiguity; a reshape loses it, and the kernel loads byte by byte.
     return lax.broadcast_in_dim(lax.iota(jnp.int32, size), [size if i == axis else 1 for i in range(ndim)], (axis,))
@@ -116,7 +117,7 @@ def _sum_kernel(
 
 def _store_sums(totals, residual_ref, out_ref, first_output, num_inputs, *, tiles, around):
     num_rows, num_outputs = out_ref.shape[-2:]
-    factors = [1.0] * num_rows
+    factors = [jnp.float32(1.0)] * num_rows
     if around.has_norm:
         factors = [lax.rsqrt(square / num_inputs + around.eps) for square in totals[-num_rows:]]
     num_halves = 2 if around.is_gated else 1
@@ -262,7 +263,9 @@ def matmul_triton(
     kernel = _sum_kernel if tiles.method == "sum" else _dot_kernel
     call = pl.pallas_call(
         functools.partial(kernel, tiles=tiles, group_size=group_size, around=around),
-        out_shape=jax.ShapeDtypeStruct((tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else dtype),
+        out_shape=jax.ShapeDtypeStruct(
+            (tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else dtype
+        ),
         grid=grid,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,

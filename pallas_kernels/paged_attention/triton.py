@@ -34,9 +34,12 @@ def _attend_kernel(
     tiles: TileConfig,
     num_groups: int,
     scale: float,
+    interpret: bool,
 ):
     has_counters = len(refs) == 6
-    acc_ref, *stats_refs = refs[1:4] if has_counters else refs  # parts f32[splits B H d], maximum and sum f32[splits B H]
+    acc_ref, *stats_refs = (
+        refs[1:4] if has_counters else refs
+    )  # parts f32[splits B H d], maximum and sum f32[splits B H]
     row, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     num_tables, block_size, head_dim = tables_ref.shape[1], k_ref.shape[3], k_ref.shape[4]
     context_len = lens_ref[row]
@@ -92,10 +95,10 @@ def _attend_kernel(
 
     if has_counters:
         num_used = pl.cdiv(context_len, tiles.split_tokens)
-        _combine_last((acc_ref, *stats_refs), *refs[4:], row, head, split, num_used, num_groups)
+        _combine_last((acc_ref, *stats_refs), refs[4], refs[5], row, head, split, num_used, num_groups, interpret)
 
 
-def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, num_groups):
+def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, num_groups, interpret):
     """Counts the programs of a row and head that are done; the last adds their parts and sets the counter back to 0."""
     group = lax.iota(jnp.int32, pl.next_power_of_2(num_groups))
     heads, dims = head * num_groups + group, lax.iota(jnp.int32, out_ref.shape[2])
@@ -103,12 +106,13 @@ def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, 
 
     @pl.when(split < num_used)
     def _():
-        plt.debug_barrier()  # every warp's parts are stored before the one atomic add that releases them
+        if not interpret:  # interpreted programs run one after the other
+            plt.debug_barrier()  # every warp's parts are stored before the one atomic add that releases them
         num_before = plt.atomic_add(counter_ref, (row, head), jnp.int32(1))
 
         @pl.when(num_before == num_used - 1)
         def _():
-            out = _combine(*parts_refs, row, heads, group < num_groups, num_used)
+            out = _combine(*parts_refs, row=row, heads=heads, is_head=group < num_groups, num_used=num_used)
             plt.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
             counter_ref[row, head] = 0
 
@@ -118,7 +122,7 @@ def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, 
         plt.store(out_ref.at[index], zeros, mask=mask)
 
 
-def _combine(acc_ref, m_ref, total_ref, row, heads, is_head, num_used):  # f32[heads d]
+def _combine(acc_ref, m_ref, total_ref, *, row, heads, is_head, num_used):  # f32[heads d]
     dims = lax.iota(jnp.int32, acc_ref.shape[3])
 
     def accumulate(index, carry):
@@ -139,7 +143,11 @@ def _combine(acc_ref, m_ref, total_ref, row, heads, is_head, num_used):  # f32[h
         return m_new, total_new, alpha[:, None] * acc + (acc_part * weights[:, :, None]).sum(axis=0)
 
     shape = (heads.shape[0], acc_ref.shape[3])
-    carry = (jnp.full(shape[:1], -jnp.inf, jnp.float32), jnp.zeros(shape[:1], jnp.float32), jnp.zeros(shape, jnp.float32))
+    carry = (
+        jnp.full(shape[:1], -jnp.inf, jnp.float32),
+        jnp.zeros(shape[:1], jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+    )
     _, total, acc = lax.fori_loop(0, pl.cdiv(num_used, _COMBINE_SPLITS), accumulate, carry)
     return acc / jnp.where(total > 0, total, 1.0)[:, None]
 
@@ -156,7 +164,7 @@ def _combine_kernel(
     row, heads = pl.program_id(0), pl.program_id(1) + lax.iota(jnp.int32, 1)
     dims = lax.iota(jnp.int32, acc_ref.shape[3])
     num_used = pl.cdiv(lens_ref[row], split_tokens)
-    out = _combine(acc_ref, m_ref, total_ref, row, heads, heads < acc_ref.shape[2], num_used)
+    out = _combine(acc_ref, m_ref, total_ref, row=row, heads=heads, is_head=heads >= 0, num_used=num_used)
     out_ref[row, heads[:, None], dims[None, :]] = out.astype(out_ref.dtype)
 
 
@@ -204,7 +212,9 @@ def paged_attention_triton(
         aliases = {len(arguments): len(results_shape) - 1}
         arguments.append(counters)
     results = pl.pallas_call(
-        functools.partial(_attend_kernel, tiles=tiles, num_groups=num_heads // num_kv_heads, scale=scale),
+        functools.partial(
+            _attend_kernel, tiles=tiles, num_groups=num_heads // num_kv_heads, scale=scale, interpret=interpret
+        ),
         out_shape=results_shape,
         grid=(num_rows, num_kv_heads, num_splits),
         input_output_aliases=aliases,

@@ -13,7 +13,7 @@ Flags can stand in a file, one a line: --flagfile=FILE.
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 
 from absl import flags
 
@@ -26,7 +26,7 @@ from photon_jax.request import RequestOutput, SamplingParams
 
 _MODES = ("prompt", "interactive", "prompts_file")
 
-Message = dict[str, object]
+Message = Mapping[str, object]
 
 
 def define_flags(flag_values: flags.FlagValues) -> None:

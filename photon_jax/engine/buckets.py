@@ -65,7 +65,7 @@ class BucketSpec:
         """Returns every layout that `choose` can give, largest first."""
         decode = [self._decode(r, w, has_scores) for r, w in itertools.product(self.decode_rows, self.table_widths)]
         mixed = [self._mixed(t, w, has_scores) for t, w in itertools.product(self.mixed_tokens, self.table_widths)]
-        return (decode + mixed)[::-1]
+        return list(dict.fromkeys(decode + mixed))[::-1]
 
     def _decode(self, num_rows: int, width: int, has_scores: bool) -> StepLayout:
         return StepLayout(
@@ -110,7 +110,7 @@ def padded_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_le
         decode_rows=_ladder(1, config.max_num_seqs),
         mixed_tokens=_ladder(32, config.max_num_batched_tokens),
         mixed_rows=config.max_num_seqs,
-        table_widths=_ladder(8, _table_width(layout, max_model_len)),
+        table_widths=_ladder(max(8, CONTEXT_TILE // layout.block_size), _table_width(layout, max_model_len)),
         tiles=TileChoice(query_tile=LARGE_QUERY_TILE),
     )
 

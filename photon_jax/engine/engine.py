@@ -19,7 +19,7 @@ from photon_jax.engine.tile_check import choose_tiles
 from photon_jax.errors import EngineDeadError
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params, num_bytes
-from photon_jax.request import Request, TokenDelta
+from photon_jax.request import TokenDelta
 from photon_jax.scheduler.plan import StepPlan, StepResult
 from photon_jax.scheduler.scheduler import Scheduler
 
@@ -126,12 +126,13 @@ def start_engine(params: Params, model: ModelConfig, config: EngineConfig) -> St
             ahead += buckets.layouts(has_scores=True)
         else:
             ahead = ahead[:1]
-        num_programs = runner.warm_up(ahead)
+        for step_layout in ahead:
+            runner.compile(step_layout)
     scheduler = Scheduler(config.scheduler, config.cache, layout, max_model_len=max_model_len)
     logging.info("kernels %s, buckets %s", kernels, buckets)
     seconds = time.perf_counter() - begin
     return StartedEngine(
-        Engine(scheduler, runner), runner, layout, max_model_len, seconds, num_programs, counter.num_compiles
+        Engine(scheduler, runner), runner, layout, max_model_len, seconds, len(ahead), counter.num_compiles
     )
 
 

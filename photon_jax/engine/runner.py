@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -86,15 +85,6 @@ class ModelRunner:
         analysis = compiled.memory_analysis()
         self._workspaces[layout] = analysis.temp_size_in_bytes if analysis is not None else 0
         return compiled
-
-    def warm_up(self, layouts: Iterable[StepLayout], on_layout: Callable[[StepLayout], None] | None = None) -> int:
-        """Compiles the layouts; returns how many there were."""
-        count = 0
-        for count, layout in enumerate(layouts, start=1):
-            self.compile(layout)
-            if on_layout is not None:
-                on_layout(layout)
-        return count
 
     @property
     def workspace_bytes(self) -> int:

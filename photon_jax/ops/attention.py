@@ -91,7 +91,10 @@ def attention(
 def _attention_reference(
     q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: int, query_tile: int
 ) -> jax.Array:
-    """Item by item, context tile by context tile: an item's bits depend on its own sequence alone."""
+    """Item by item, context tile by context tile: an item's bits depend on its own sequence alone.
+
+    Items ascend, so what an item writes past its own tokens the next ones overwrite.
+    """
 
     def attend_item(item: jax.Array, out: jax.Array) -> jax.Array:
         start = inputs.item_starts[item]
@@ -99,10 +102,7 @@ def _attention_reference(
         pos_item = lax.dynamic_slice_in_dim(positions, start, query_tile)
         table = inputs.block_tables[inputs.item_rows[item]]
         attended = _attend_item(q_item, pos_item, inputs.item_lens[item], cache, layer_index, table)
-        is_real = jnp.arange(query_tile) < inputs.item_lens[item]
-        old = lax.dynamic_slice_in_dim(out, start, query_tile)
-        merged = jnp.where(jnp.expand_dims(is_real, (1, 2)), attended, old)
-        return lax.dynamic_update_slice_in_dim(out, merged, start, 0)
+        return lax.dynamic_update_slice_in_dim(out, attended, start, 0)
 
     out: jax.Array = lax.fori_loop(0, inputs.counts[2], attend_item, jnp.zeros_like(q))
     return out
@@ -143,7 +143,7 @@ def _attend_item(
 
     empty = (jnp.full(shape, -jnp.inf), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
     _, total, acc = lax.fori_loop(0, last // CONTEXT_TILE + 1, add_tile, empty)
-    out = (acc / jnp.expand_dims(total, 2)).reshape(num_kv, query_tile, groups, head_dim)
+    out: jax.Array = (acc / jnp.expand_dims(total, 2)).reshape(num_kv, query_tile, groups, head_dim)
     return out.transpose(1, 0, 2, 3).reshape(q.shape).astype(q.dtype)
 
 

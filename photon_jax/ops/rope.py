@@ -36,7 +36,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, seq_len: int) -> tuple[
 
 def _plain(theta: float, head_dim: int) -> np.ndarray:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.reciprocal(np.power(np.float32(theta), exponents), dtype=np.float32)
+    return np.asarray(np.float32(1.0) / np.power(np.float32(theta), exponents), np.float32)
 
 
 def _dynamic(rope: RopeConfig, head_dim: int, seq_len: int) -> np.ndarray:

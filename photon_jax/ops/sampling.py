@@ -97,14 +97,14 @@ def _sample(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, j
     def some_random(_: None) -> tuple[jax.Array, jax.Array]:
         is_greedy = temperature <= 0.0
         heat = jnp.expand_dims(jnp.where(is_greedy, 1.0, temperature), 1)
-        kept = _filter(allowed / heat, rows)
+        kept = _filter(_heated(allowed, heat), rows)
         noise = jax.vmap(_row_noise, in_axes=(0, 0, 0, 0, None))(
             rows["seeds"], rows["prompt_digests"], rows["sample_indices"], rows["sample_positions"], logits.shape[1]
         )
         drawn = jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
         token = jnp.where(is_greedy, greedy, drawn)
         raw = _logprob_at(logits, token)
-        tempered = jnp.where(is_greedy, raw, _logprob_at(logits / heat, token))
+        tempered = jnp.where(is_greedy, raw, _logprob_at(_heated(logits, heat), token))
         sampling = jnp.where(is_greedy, 0.0, _logprob_at(kept, token))
         return token, jnp.stack([raw, tempered, sampling], axis=1)
 
@@ -119,6 +119,11 @@ def _mask_stops(logits: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
     is_masked = jnp.expand_dims(jnp.arange(stop_ids.shape[1]), 0) < jnp.expand_dims(counts, 1)
     row = jnp.expand_dims(jnp.arange(logits.shape[0]), 1)
     return logits.at[row, stop_ids].min(jnp.where(is_masked, -jnp.inf, jnp.inf))
+
+
+def _heated(logits: jax.Array, heat: jax.Array) -> jax.Array:
+    """Returns the logits after temperature, shifted to a greatest of exactly 0: a small heat magnifies errors."""
+    return (logits - logits.max(axis=-1, keepdims=True)) / heat
 
 
 def _filter(

@@ -30,7 +30,7 @@ def test_requests_do_not_depend_on_their_company(world):
 
 
 def expect_red(world, num_schedules=60):
-    with pytest.raises(AssertionError, match="bit by bit|is not"):
+    with pytest.raises(AssertionError, match=r"bit by bit|is not"):
         for seed in range(num_schedules):
             run_schedule(world, seed, Tally())
 

@@ -53,11 +53,10 @@ def check_against_reference(case, *, interpret, tiles):
 
 
 def small_tiles(case):
-    """The heuristic's, and a dot with two splits, whose last may be ragged."""
-    step = max(64, case.group_size)
-    return heuristic(m=case.m, n=case.n, k=case.k, group_size=case.group_size), TileConfig(
-        method="dot", tile_n=32, tile_k=step, k_splits=2
-    )
+    """The heuristic's; in float32 a dot with two splits, whose last may be ragged."""
+    if case.dtype == "float32" and case.m > 1:
+        return (TileConfig(method="dot", tile_n=32, tile_k=max(64, case.group_size), k_splits=2),)
+    return (heuristic(m=case.m, n=case.n, k=case.k, group_size=case.group_size),)
 
 
 @pytest.mark.parametrize("case", small_cases(), ids=lambda case: case.name)
@@ -126,8 +125,8 @@ def test_every_candidate_lowers_for_cuda(m):
             assert text is None or text.count("xla.gpu.triton") == 1, tiles.label
 
 
-@pytest.mark.parametrize(("n", "k"), [(576, 192), (192, 576), (1536, 576), (49152, 576), (128256, 2048), (2048, 8192)])
-@pytest.mark.parametrize("m", [1, 3, 16, 17, 128])
+@pytest.mark.parametrize(("n", "k"), [(192, 576), (49152, 576), (2048, 8192)])
+@pytest.mark.parametrize("m", [1, 3, 17, 64, 128])
 def test_the_heuristic_answers_for_every_shape(n, k, m):
     x = jax.ShapeDtypeStruct((m, k), jnp.bfloat16)
     scale = jax.ShapeDtypeStruct((n, -(-k // 32)), jnp.float16)
@@ -178,8 +177,7 @@ FUSED_TILES = (
 
 
 @pytest.mark.parametrize("tiles", FUSED_TILES, ids=lambda tiles: tiles.label)
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("group_size", [0, 128])
+@pytest.mark.parametrize(("is_gated", "group_size"), [(True, 128), (False, 0)])
 def test_norm_gate_and_residual_ride_with_the_product(tiles, is_gated, group_size):
     x, weight, scale = make_inputs(Case(name="fused", m=2, n=96, k=256, group_size=group_size))
     rng = np.random.default_rng(1)

@@ -1,0 +1,1 @@
+"""A whole decode step from the kernels alone, to measure what they are worth together."""
