@@ -2,7 +2,8 @@
 
 On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one, `--smoke` interprets small
 cases. `--suite run2` times the hypotheses of run 2 in pallas_kernels/NOTES.md: whole decode steps, tiles, attention;
-`--suite steps`, `--suite tiles` and `--suite attention` a part of them.
+`--suite steps`, `tiles` and `attention` a part of them. `--suite mosaic` times the Mosaic matmul (a process of its own:
+what it gets wrong could take the others along).
 """
 
 import argparse
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="interpret small cases; no GPU, no timings")
     parser.add_argument("--out", type=Path, help="file for results, one JSON object a line")
     parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
-    suites = ("run1", "run2", "steps", "tiles", "attention")
+    suites = ("run1", "run2", "steps", "tiles", "attention", "mosaic")
     parser.add_argument("--suite", default="run1", choices=suites, help="what to time")
     parser.add_argument("--tuned_dir", type=Path, help="folder for the tables of winners of this run, one per kernel")
     parser.add_argument("--kernels", default="matmul,attention", help="which kernels to time")
@@ -73,6 +74,8 @@ def _run_first(reporter: Reporter, flags: argparse.Namespace) -> None:
 
 def _run_second(reporter: Reporter, *, suite: str) -> None:
     is_all = suite == "run2"
+    if suite == "mosaic":
+        matmul_bench.run_mosaic(reporter)
     if is_all or suite == "steps":
         step_bench.run(reporter, rows=(1,))
     if is_all or suite == "tiles":

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.int8_matmul import dense_matmul, fused_matmul, fused_matmul_reference, int8_matmul
-from pallas_kernels.int8_matmul.reference import rms_norm
+from pallas_kernels.int8_matmul.reference import dequantize, rms_norm
 from pallas_kernels.int8_matmul.tiles import TileConfig
 from pallas_kernels.paged_attention import paged_attention, paged_attention_one_launch, paged_attention_reference
 from pallas_kernels.paged_attention.bench import xla_paged_attention
@@ -70,6 +70,7 @@ class Variant:
       attention: `one_launch` combines splits in the attention kernel.
       tiles: of linear layers by name, where not the measured or heuristic ones.
       attention_tiles: where not the measured or heuristic ones.
+      is_touching: attention reads the weights of o and the first of gate_up's into the L2 (`one_launch`).
       is_norm_outside: the norm is left to XLA in `fused` too.
       interpret: run kernels without a GPU.
     """
@@ -80,6 +81,7 @@ class Variant:
     attention: Literal["reference", "xla", "kernel", "one_launch"] = "kernel"
     tiles: dict[str, TileConfig] = dataclasses.field(default_factory=dict)
     attention_tiles: AttentionTiles | None = None
+    is_touching: bool = False
     is_norm_outside: bool = False
     interpret: bool = False
 
@@ -113,6 +115,8 @@ def _multiply(
     if variant.matmul == "fused":
         return fused_matmul(x, matrix, scale, group_size=group, tiles=tiles, interpret=variant.interpret, **around)
     if variant.matmul == "xla":
+        if scale is not None:
+            matrix = dequantize(matrix, scale, group_size=group).astype(x.dtype)
         out = jnp.einsum("BI,OI->BO", x, matrix, preferred_element_type=jnp.float32)
     elif scale is None:
         out = dense_matmul(x, matrix, tiles=tiles, interpret=variant.interpret)
@@ -124,11 +128,14 @@ def _multiply(
     return (out if residual is None else residual + out.astype(jnp.float32)).astype(out_dtype)
 
 
-def _attend(variant: Variant, q: jax.Array, state: State, tables: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:
+def _attend(
+    variant: Variant, q: jax.Array, state: State, tables: jax.Array, layer: int, later: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     lens = state.lens + 1
     if variant.attention == "one_launch":
         return paged_attention_one_launch(
             *(q, state.k, state.v, tables, lens, layer, state.counters),
+            touched=later if variant.is_touching else (),
             tiles=variant.attention_tiles,
             interpret=variant.interpret,
         )
@@ -167,7 +174,7 @@ def forward(
         qkv = multiply("qkv", x, layer["qkv"], norm_weight=layer["norm"])
         q, k, v = append(qkv, cos, sin, state.k, state.v, slots, index)
         state = state._replace(k=k, v=v)
-        mixed, counters = _attend(variant, q, state, tables, index)
+        mixed, counters = _attend(variant, q, state, tables, index, (layer["o"][0], layer["gate_up"][0]))
         state = state._replace(counters=counters)
         x = multiply("o", mixed.reshape(x.shape[0], -1), layer["o"], residual=x, out_dtype=jnp.float32)
         hidden = multiply("gate_up", x, layer["gate_up"], norm_weight=layer["mlp_norm"])

@@ -180,5 +180,54 @@ def run_hypotheses(reporter: Reporter, *, rows: Sequence[int] = (1, 8, 128)) -> 
             if reporter.is_out_of_time:
                 reporter.emit(**label, status="NOT RUN: budget spent")
                 continue
-            draw = functools.partial(_case_jobs, shape, m, 128, with_xla=False, propose=hypotheses)
+            draw = functools.partial(_case_jobs, shape, m, 128, with_xla=m == 1, propose=hypotheses)
             run_jobs(reporter.guarded(label, draw) or (), reporter)
+
+
+_MOSAIC_SIZES = {  # splits of the inputs and pipeline stages
+    "gate_up": ((1, 6), (1, 10), (2, 6)),
+    "down": ((4, 6), (8, 6), (8, 8)),
+    "qkv": ((2, 6), (4, 4)),
+    "o": ((4, 4), (8, 2)),
+}
+
+
+def _mosaic_jobs(shape: str, m: int) -> list[Job]:
+    """Returns the Triton job that run 1 found best, and Mosaic's, which take scales f32 with inputs first."""
+    from pallas_kernels.int8_matmul.mosaic_gpu import matmul_mosaic  # what it needs of Pallas came with JAX 0.11
+
+    (anchor, *_) = _case_jobs(shape, m, 128, with_xla=False, propose=hypotheses)
+    x, sets = anchor.arguments
+    turned = [(weight, scale.T.astype(jnp.float32)) for weight, scale in sets]
+    expected = _xla_exact(x, sets[0], 128)
+    jobs = [anchor]
+    for splits, stages in _MOSAIC_SIZES[shape]:
+        run_one = functools.partial(matmul_mosaic, group_size=128, k_splits=splits, num_stages=stages)
+
+        def multiply(x: jax.Array, weights: Weights, run_one: Callable[..., jax.Array] = run_one) -> jax.Array:
+            return run_one(x, *weights)
+
+        def check(multiply: Callable[..., jax.Array] = multiply) -> float:
+            return relative_error(jax.jit(multiply)(x, turned[0]), expected)
+
+        jobs.append(
+            dataclasses.replace(
+                anchor,
+                label={"kernel": "matmul", "case": anchor.label["case"], "tiles": f"mosaic_s{splits}_p{stages}"},
+                program=_chain(multiply, anchor.num_calls // len(sets)),
+                arguments=(x, turned),
+                check=check,
+            )
+        )
+    return jobs
+
+
+def run_mosaic(reporter: Reporter, *, rows: Sequence[int] = (8,)) -> None:
+    """Times the Mosaic kernel beside the best Triton one, int8 with groups of 128."""
+    for m in rows:
+        for shape in _MOSAIC_SIZES:
+            label = {"kernel": "matmul", "case": f"{shape}_m{m}_g128", "tiles": "mosaic"}
+            if reporter.is_out_of_time:
+                reporter.emit(**label, status="NOT RUN: budget spent")
+                continue
+            run_jobs(reporter.guarded(label, functools.partial(_mosaic_jobs, shape, m)) or (), reporter)

@@ -45,7 +45,7 @@ def _kernel(
             plgpu.wgmma_wait(0)
             return acc_ref[...]
 
-        part = pl.run_scoped(accumulate, plgpu.ACC((_OUTPUTS, num_rows), jnp.float32))
+        part = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((_OUTPUTS, num_rows), jnp.float32))
         return total + part * lax.broadcast_in_dim(scale, part.shape, (0,))
 
     pipeline = plgpu.emit_pipeline(
@@ -81,9 +81,7 @@ def matmul_mosaic(
     """Returns x @ dequantize(weight, scale).T in x's dtype; O is a multiple of 64, I of group_size * k_splits."""
     (m, k), n = x.shape, weight.shape[0]
     parts = plgpu.kernel(
-        functools.partial(
-            _kernel, group_size=group_size, num_steps=k // group_size // k_splits, num_stages=num_stages
-        ),
+        functools.partial(_kernel, group_size=group_size, num_steps=k // group_size // k_splits, num_stages=num_stages),
         out_type=jax.ShapeDtypeStruct((k_splits, n, m), jnp.float32),
         grid=(n // _OUTPUTS, k_splits),
         grid_names=("outputs", "splits"),

@@ -75,6 +75,7 @@ def paged_attention_one_launch(
     layer: jax.Array | int,
     counters: jax.Array,
     *,
+    touched: tuple[jax.Array, ...] = (),
     scale: float | None = None,
     backend: Backend = "triton",
     tiles: TileConfig | None = None,
@@ -90,6 +91,9 @@ def paged_attention_one_launch(
       context_lens: i32[B]
       layer: i32[]
       counters: i32[B K] of finished programs: all 0 before, and 0 again after; donated where the caller's jit can.
+      touched: weights [O I] of later products, I a power of two, that programs of their own read into the L2 while
+        those of a short context wait for memory, 12 MB in all; they don't change the result. None are read if one
+        split is enough.
       scale: of the scores; 1 / sqrt(d) by default.
       backend: which implementation.
       tiles: sizes; by default the measured ones for this device, else the heuristic's.
@@ -101,7 +105,11 @@ def paged_attention_one_launch(
     """
     if counters.shape != (q.shape[0], k.shape[2]) or counters.dtype != jnp.int32:
         raise ValueError(f"expected counters i32{(q.shape[0], k.shape[2])}, got {counters.dtype}{counters.shape}")
-    return _attend((q, k, v, block_tables, context_lens, layer), counters, scale, backend, tiles, interpret)
+    for weight in touched:
+        if weight.ndim != 2 or weight.shape[1] & (weight.shape[1] - 1):
+            raise ValueError(f"touched weights must be [O I] with a power of two of inputs, got {weight.shape}")
+    arguments = (q, k, v, block_tables, context_lens, layer)
+    return _attend(arguments, counters, scale, backend, tiles, interpret, touched)
 
 
 def _attend(
@@ -111,6 +119,7 @@ def _attend(
     backend: Backend,
     tiles: TileConfig | None,
     interpret: bool,
+    touched: tuple[jax.Array, ...] = (),
 ) -> tuple[jax.Array, Any]:
     q, k = arguments[:2]
     _check_arguments(*arguments[:5])
@@ -127,6 +136,6 @@ def _attend(
     )
     scale = head_dim**-0.5 if scale is None else scale
     found: tuple[jax.Array, Any] = paged_attention_triton(
-        *arguments, counters, scale=scale, tiles=tiles, interpret=interpret
+        *arguments, counters, touched, scale=scale, tiles=tiles, interpret=interpret
     )
     return found

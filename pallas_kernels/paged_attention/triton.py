@@ -21,6 +21,8 @@ from pallas_kernels.paged_attention.tiles import TileConfig
 _LOG2_E = math.log2(math.e)
 _COMBINE_SPLITS = 8  # splits added at once; fixed, since it orders the sum
 _MIN_DOT_ROWS = 16
+_TOUCHED_BYTES = 16384  # of weights that a program reads into the L2
+_MAX_TOUCHING = 768  # programs that do so: 12 MB, about what memory can bring while attention of a few rows lasts
 
 
 def _attend_kernel(
@@ -30,16 +32,17 @@ def _attend_kernel(
     tables_ref,  # i32[B P]
     lens_ref,  # i32[B]
     layer_ref,  # i32[1]
-    *refs,  # with one split the output [B H d]; else the parts, after counters i32[B K] and before out and counters
+    *refs,  # with one split the output [B H d]; else the parts, after counters i32[B K] and the weights to be touched,
+    # and before out, counters and what the touching programs found
     tiles: TileConfig,
     num_groups: int,
     scale: float,
+    num_touched: int,
     interpret: bool,
 ):
-    has_counters = len(refs) == 6
-    acc_ref, *stats_refs = (
-        refs[1:4] if has_counters else refs
-    )  # parts f32[splits B H d], maximum and sum f32[splits B H]
+    has_counters = len(refs) > 3
+    # Parts f32[splits B H d], maximum and sum f32[splits B H].
+    acc_ref, *stats_refs = refs[1 + num_touched : 4 + num_touched] if has_counters else refs
     row, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     num_tables, block_size, head_dim = tables_ref.shape[1], k_ref.shape[3], k_ref.shape[4]
     context_len = lens_ref[row]
@@ -95,7 +98,36 @@ def _attend_kernel(
 
     if has_counters:
         num_used = pl.cdiv(context_len, tiles.split_tokens)
-        _combine_last((acc_ref, *stats_refs), refs[4], refs[5], row, head, split, num_used, num_groups, interpret)
+        out_ref, counter_ref, *found_ref = refs[4 + num_touched :]
+        _combine_last((acc_ref, *stats_refs), out_ref, counter_ref, row, head, split, num_used, num_groups, interpret)
+        if num_touched:
+            num_rows, num_splits = q_ref.shape[0], acc_ref.shape[0]
+            index = ((split - num_splits) * num_rows + row) * k_ref.shape[2] + head
+            _touch(refs[1 : 1 + num_touched], found_ref[0], index)
+
+
+def _touched_rows(weight):
+    """Returns how many rows of a weight matrix one program reads into the L2."""
+    return max(1, _TOUCHED_BYTES // (weight.shape[1] * weight.dtype.itemsize))
+
+
+def _touch(weight_refs, found_ref, index):
+    """Reads the index-th tile of rows of the weights one after the other, none for an index below 0 or past them.
+
+    Their sum is stored, so that the compiler can't leave out the loads.
+    """
+    first = 0
+    for ref in weight_refs:
+        rows = _touched_rows(ref)
+        last = first + ref.shape[0] // rows
+
+        @pl.when((index >= first) & (index < min(last, found_ref.shape[0])))
+        def _(ref=ref, rows=rows, first=first):
+            columns = lax.iota(jnp.int32, ref.shape[1])
+            tile = ref[((index - first) * rows + lax.iota(jnp.int32, rows))[:, None], columns[None, :]]
+            found_ref[index] = tile.astype(jnp.float32).sum(axis=1).sum(axis=0)
+
+        first = last
 
 
 def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, num_groups, interpret):
@@ -187,6 +219,7 @@ def paged_attention_triton(
     context_lens: jax.Array,
     layer: jax.Array | int,
     counters: jax.Array | None = None,  # i32[B K], all 0
+    touched: tuple[jax.Array, ...] = (),  # [O I] each, a power of two of inputs
     *,
     scale: float,
     tiles: TileConfig,
@@ -204,19 +237,26 @@ def paged_attention_triton(
     results_shape = [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32)]
     results_shape += [jax.ShapeDtypeStruct(parts, jnp.float32)] * 2
     arguments = [q, k, v, block_tables, context_lens, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,))]
-    aliases = {}
+    aliases, num_touching = {}, 0
     if num_splits == 1:
         results_shape = [out_shape]
     elif counters is not None:
         results_shape += [out_shape, jax.ShapeDtypeStruct(counters.shape, counters.dtype)]
         aliases = {len(arguments): len(results_shape) - 1}
-        arguments.append(counters)
+        arguments += [counters, *touched]
+        num_touching = min(_MAX_TOUCHING, sum(weight.shape[0] // _touched_rows(weight) for weight in touched))
+        results_shape += [jax.ShapeDtypeStruct((num_touching,), jnp.float32)] if touched else []
     results = pl.pallas_call(
         functools.partial(
-            _attend_kernel, tiles=tiles, num_groups=num_heads // num_kv_heads, scale=scale, interpret=interpret
+            _attend_kernel,
+            tiles=tiles,
+            num_groups=num_heads // num_kv_heads,
+            scale=scale,
+            num_touched=len(touched) if num_touching else 0,
+            interpret=interpret,
         ),
         out_shape=results_shape,
-        grid=(num_rows, num_kv_heads, num_splits),
+        grid=(num_rows, num_kv_heads, num_splits + pl.cdiv(num_touching, num_rows * num_kv_heads)),
         input_output_aliases=aliases,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,

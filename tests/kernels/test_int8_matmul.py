@@ -14,6 +14,7 @@ from pallas_kernels.int8_matmul import (
     fused_matmul_reference,
 )
 from pallas_kernels.int8_matmul.cases import Case, llama_1b_shapes, make_inputs, real_cases, small_cases
+from pallas_kernels.int8_matmul.mosaic_gpu import matmul_mosaic
 from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, row_bucket
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 5e-3}
@@ -196,3 +197,13 @@ def test_parts_around_a_product_must_fit_it():
         fused_matmul(x, weight, scale, group_size=128, norm_weight=jnp.ones(64))
     with pytest.raises(ValueError, match=r"the shape of the result, \(1, 32\), got \(1, 64\)"):
         fused_matmul(x, weight, scale, group_size=128, residual=jnp.ones((1, 64)), is_gated=True)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "splits"), [(8, 16384, 2048, 1), (16, 2048, 8192, 8)])
+def test_the_mosaic_kernel_lowers_for_cuda(m, n, k, splits):
+    arguments = (
+        *(jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct((n, k), jnp.int8)),
+        jax.ShapeDtypeStruct((k // 128, n), jnp.float32),
+    )
+    text = lower_for_cuda(lambda *a: matmul_mosaic(*a, group_size=128, k_splits=splits, num_stages=6), *arguments)
+    assert text is None or "mosaic_gpu" in text

@@ -168,7 +168,8 @@ def test_one_launch_gives_the_bits_of_two_and_leaves_the_counters_at_zero(case):
     counters = jnp.zeros((inputs.q.shape[0], case.num_kv_heads), jnp.int32)
     tiles = dataclasses.replace(SMALL_TILES, tile_tokens=64)
     expected = paged_attention(*inputs, LAYER, tiles=tiles, interpret=True)
-    found, counters = paged_attention_one_launch(*inputs, LAYER, counters, tiles=tiles, interpret=True)
+    touched = (jnp.full((9, 8192), jnp.nan, jnp.float32),)
+    found, counters = paged_attention_one_launch(*inputs, LAYER, counters, touched=touched, tiles=tiles, interpret=True)
     np.testing.assert_array_equal(found, expected)
     assert not np.any(counters)
 
@@ -179,6 +180,8 @@ def test_one_launch_lowers_for_cuda():
         *(jax.ShapeDtypeStruct((8, 32, 64), jnp.bfloat16), cache, cache),
         *(jax.ShapeDtypeStruct((8, 32), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)),
     )
-    counters = jax.ShapeDtypeStruct((8, 8), jnp.int32)
-    text = lower_for_cuda(lambda c, *a: paged_attention_one_launch(*a, 3, c), counters, *arguments)
+    counters, touched = jax.ShapeDtypeStruct((8, 8), jnp.int32), jax.ShapeDtypeStruct((2048, 2048), jnp.int8)
+    text = lower_for_cuda(
+        lambda c, w, *a: paged_attention_one_launch(*a, 3, c, touched=(w, w)), counters, touched, *arguments
+    )
     assert text is None or text.count("xla.gpu.triton") == 1
