@@ -13,6 +13,7 @@ from jax import lax
 from pallas_kernels.common.bench import Job, Reporter, relative_error, run_jobs
 from pallas_kernels.int8_matmul.api import dense_matmul, int8_matmul
 from pallas_kernels.int8_matmul.cases import llama_1b_shapes, make_inputs, real_cases, small_cases
+from pallas_kernels.int8_matmul.mosaic_gpu import matmul_mosaic
 from pallas_kernels.int8_matmul.reference import dense_matmul_reference, dequantize, int8_matmul_reference
 from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, hypotheses, tuning_key
 
@@ -194,8 +195,6 @@ _MOSAIC_SIZES = {  # splits of the inputs and pipeline stages
 
 def _mosaic_jobs(shape: str, m: int) -> list[Job]:
     """Returns the Triton job that run 1 found best, and Mosaic's, which take scales f32 with inputs first."""
-    from pallas_kernels.int8_matmul.mosaic_gpu import matmul_mosaic  # what it needs of Pallas came with JAX 0.11
-
     (anchor, *_) = _case_jobs(shape, m, 128, with_xla=False, propose=hypotheses)
     x, sets = anchor.arguments
     turned = [(weight, scale.T.astype(jnp.float32)) for weight, scale in sets]

@@ -145,7 +145,7 @@ def hypotheses(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
         )
 
     if m == 1:
-        scale = whole // 2048  # warps that a row of inputs keeps busy
+        scale = max(1, whole // 2048)  # warps that a row of inputs keeps busy
         for tile_n, warps, vector in ((2, 1, 8), (1, 1, 8), (1, 1, 16), (2, 1, 16), (1, 2, 8), (2, 2, 8), (4, 4, 16)):
             add("sum", tile_n, whole, 1, warps * scale, 2, vector)
         if k > 2048:

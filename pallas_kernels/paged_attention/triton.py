@@ -44,7 +44,7 @@ def _attend_kernel(
     # Parts f32[splits B H d], maximum and sum f32[splits B H].
     acc_ref, *stats_refs = refs[1 + num_touched : 4 + num_touched] if has_counters else refs
     row, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-    num_tables, block_size, head_dim = tables_ref.shape[1], k_ref.shape[3], k_ref.shape[4]
+    head_dim = k_ref.shape[4]
     context_len = lens_ref[row]
     start = split * tiles.split_tokens
     group_rows = max(_MIN_DOT_ROWS, pl.next_power_of_2(num_groups))
@@ -58,12 +58,7 @@ def _attend_kernel(
     q = plt.load(q_ref.at[row, heads[:, None], dims[None, :]], mask=in_group[:, None], other=0.0)
 
     def load_tile(ref, position):
-        if block_size % tiles.tile_tokens == 0:
-            block = tables_ref[row, position // block_size]
-            return ref[layer, block, head, pl.ds(position % block_size, tiles.tile_tokens), :]
-        tokens = position + lax.iota(jnp.int32, tiles.tile_tokens)
-        blocks = plt.load(tables_ref.at[row, jnp.minimum(tokens // block_size, num_tables - 1)])
-        return plt.load(ref.at[layer, blocks[:, None], head, (tokens % block_size)[:, None], dims[None, :]])
+        return _load_tile(ref, tables_ref, layer, row, head, position, tiles.tile_tokens)
 
     def accumulate(index, carry, is_alone=False):
         m, total, acc = carry
@@ -88,22 +83,39 @@ def _attend_kernel(
             m, total, acc = accumulate(0, carry, is_alone=True)
         else:
             m, total, acc = lax.fori_loop(0, num_tiles, accumulate, carry)
-        if not stats_refs:
-            out = (acc / jnp.where(total > 0, total, 1.0)[:, None]).astype(acc_ref.dtype)
-            plt.store(acc_ref.at[row, heads[:, None], dims[None, :]], out, mask=in_group[:, None])
-            return
-        plt.store(acc_ref.at[split, row, heads[:, None], dims[None, :]], acc, mask=in_group[:, None])
-        plt.store(stats_refs[0].at[split, row, heads], m, mask=in_group)
-        plt.store(stats_refs[1].at[split, row, heads], total, mask=in_group)
+        parts_refs = (acc_ref, *stats_refs)
+        _store_parts(parts_refs, (m, total, acc), row, (in_group, heads), split, is_only_split=not stats_refs)
 
     if has_counters:
         num_used = pl.cdiv(context_len, tiles.split_tokens)
         out_ref, counter_ref, *found_ref = refs[4 + num_touched :]
-        _combine_last((acc_ref, *stats_refs), out_ref, counter_ref, row, head, split, num_used, num_groups, interpret)
+        _combine_last((acc_ref, *stats_refs), out_ref, counter_ref, num_used, num_groups, interpret)
         if num_touched:
-            num_rows, num_splits = q_ref.shape[0], acc_ref.shape[0]
-            index = ((split - num_splits) * num_rows + row) * k_ref.shape[2] + head
+            index = ((split - acc_ref.shape[0]) * q_ref.shape[0] + row) * k_ref.shape[2] + head
             _touch(refs[1 : 1 + num_touched], found_ref[0], index)
+
+
+def _load_tile(ref, tables_ref, layer, row, head, position, tile_tokens):  # [tile_tokens d]
+    block_size = ref.shape[3]
+    if block_size % tile_tokens == 0:
+        block = tables_ref[row, position // block_size]
+        return ref[layer, block, head, pl.ds(position % block_size, tile_tokens), :]
+    tokens, dims = position + lax.iota(jnp.int32, tile_tokens), lax.iota(jnp.int32, ref.shape[4])
+    blocks = plt.load(tables_ref.at[row, jnp.minimum(tokens // block_size, tables_ref.shape[1] - 1)])
+    return plt.load(ref.at[layer, blocks[:, None], head, (tokens % block_size)[:, None], dims[None, :]])
+
+
+def _store_parts(refs, carry, row, heads, split, *, is_only_split):
+    (acc_ref, *stats_refs), (m, total, acc) = refs, carry
+    dims, in_group = lax.iota(jnp.int32, acc.shape[1]), heads[0]
+    index, mask = (row, heads[1][:, None], dims[None, :]), in_group[:, None]
+    if is_only_split:
+        out = (acc / jnp.where(total > 0, total, 1.0)[:, None]).astype(acc_ref.dtype)
+        plt.store(acc_ref.at[index], out, mask=mask)
+        return
+    plt.store(acc_ref.at[(split, *index)], acc, mask=mask)
+    plt.store(stats_refs[0].at[split, row, heads[1]], m, mask=in_group)
+    plt.store(stats_refs[1].at[split, row, heads[1]], total, mask=in_group)
 
 
 def _touched_rows(weight):
@@ -130,8 +142,9 @@ def _touch(weight_refs, found_ref, index):
         first = last
 
 
-def _combine_last(parts_refs, out_ref, counter_ref, row, head, split, num_used, num_groups, interpret):
+def _combine_last(parts_refs, out_ref, counter_ref, num_used, num_groups, interpret):
     """Counts the programs of a row and head that are done; the last adds their parts and sets the counter back to 0."""
+    row, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     group = lax.iota(jnp.int32, pl.next_power_of_2(num_groups))
     heads, dims = head * num_groups + group, lax.iota(jnp.int32, out_ref.shape[2])
     index, mask = (row, heads[:, None], dims[None, :]), (group < num_groups)[:, None]
@@ -266,12 +279,16 @@ def paged_attention_triton(
         return results[0], counters
     if counters is not None:
         return results[3], results[4]
-    combine = pl.pallas_call(
-        functools.partial(_combine_kernel, split_tokens=tiles.split_tokens),
+    out = _combine_call(results, context_lens, out_shape, split_tokens=tiles.split_tokens, interpret=interpret)
+    return out, None
+
+
+def _combine_call(results, context_lens, out_shape, *, split_tokens, interpret):
+    return pl.pallas_call(
+        functools.partial(_combine_kernel, split_tokens=split_tokens),
         out_shape=out_shape,
-        grid=(num_rows, num_heads),
+        grid=out_shape.shape[:2],
         compiler_params=plt.CompilerParams(num_warps=1, num_stages=2),
         interpret=interpret,
-        name=f"paged_attention_combine_s{tiles.split_tokens}",
-    )
-    return combine(*results, context_lens), None
+        name=f"paged_attention_combine_s{split_tokens}",
+    )(*results, context_lens)

@@ -49,7 +49,7 @@ def bytes_per_block(config: ModelConfig, block_size: int) -> int:
 
 def write_kv(
     cache: KVCache,
-    layer: int,
+    layer: jax.Array,  # i32[]
     k: jax.Array,  # [T K d]
     v: jax.Array,  # [T K d]
     slot_mapping: jax.Array,  # i32[T]

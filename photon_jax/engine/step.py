@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from photon_jax.models.params import Params
 from photon_jax.ops.sampling import head_sample, head_score
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import Field, StepInputs, StepLayout, StepOutputs, input_fields, output_fields
+
+SCORE_TILE = 128  # tokens whose logits exist at once where ops work on whole arrays
 
 
 @jax.tree_util.register_dataclass
@@ -73,11 +76,10 @@ def step(
         hidden[inputs.logits_indices], inputs, params, config=config.model, tiles=row_tiles
     )
     state = BatchState(last_token=state.last_token.at[inputs.state_slots].set(token_ids))
-    scores = (
-        head_score(hidden, inputs.target_ids, params, config=config.model, tiles=token_tiles)
-        if layout.has_scores
-        else (None, None)
-    )
+    scores: tuple[jax.Array | None, jax.Array | None] = (None, None)
+    if layout.has_scores:
+        score_tiles = token_tiles or RowTiles(math.gcd(SCORE_TILE, layout.num_tokens), num_tokens)
+        scores = head_score(hidden, inputs.target_ids, params, config=config.model, tiles=score_tiles)
     return _pack(StepOutputs(token_ids, logprobs, *scores), output_fields(layout)), cache, state
 
 

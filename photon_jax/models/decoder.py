@@ -1,6 +1,7 @@
 """The decoder of the Llama and Qwen family: one model code for the paged step and for the plain full forward."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from photon_jax.cache.kv_cache import KVCache
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
-from photon_jax.models.params import Params
+from photon_jax.models.params import LayerParams, Params
 from photon_jax.ops.attention import attention, attention_input, full_attention, project_add, project_qkv
 from photon_jax.ops.linear import head_logits
 from photon_jax.ops.mlp import down_add, gate_up
@@ -38,14 +39,32 @@ def forward_paged(
     """
     x = _embed(params, inputs.token_ids)
     cos, sin = rope_tables(inputs.positions, config=config, seq_len=seq_len, tiles=tiles)
+    run_layer = functools.partial(_paged_layer, config=config, kernels=kernels, query_tile=query_tile)
     for index, layer in enumerate(params.layers):
-        q, cache = attention_input(
-            x, cos, sin, layer, cache, inputs.slot_mapping, layer_index=index, config=config, tiles=tiles
-        )
-        attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
-        x = project_add(attended, x, layer.o_proj, tiles=tiles)
-        x = down_add(gate_up(x, layer, config=config, tiles=tiles), x, layer.down_proj, tiles=tiles)
+        x, cache = run_layer(layer, x, cache, jnp.int32(index), (cos, sin), inputs, tiles)
     return x, cache
+
+
+@functools.partial(jax.jit, static_argnames=("config", "kernels", "query_tile"))  # traced once, not once a layer
+def _paged_layer(
+    layer: LayerParams,
+    x: jax.Array,  # f32[T D]
+    cache: KVCache,
+    index: jax.Array,  # i32[]
+    rope: tuple[jax.Array, jax.Array],  # cos and sin, f32[T d/2]
+    inputs: StepInputs,
+    tiles: RowTiles | None,
+    *,
+    config: ModelConfig,
+    kernels: KernelConfig,
+    query_tile: int,
+) -> tuple[jax.Array, KVCache]:
+    q, cache = attention_input(
+        x, *rope, layer, cache, inputs.slot_mapping, layer_index=index, config=config, tiles=tiles
+    )
+    attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
+    x = project_add(attended, x, layer.o_proj, tiles=tiles)
+    return down_add(gate_up(x, layer, config=config, tiles=tiles), x, layer.down_proj, tiles=tiles), cache
 
 
 def forward(

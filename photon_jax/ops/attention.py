@@ -56,7 +56,7 @@ def attention_input(
     cache: KVCache,
     slot_mapping: jax.Array,  # i32[T]
     *,
-    layer_index: int,
+    layer_index: jax.Array,
     config: ModelConfig,
     tiles: RowTiles | None,
 ) -> tuple[jax.Array, KVCache]:
@@ -70,7 +70,7 @@ def attention(
     cache: KVCache,
     inputs: StepInputs,
     *,
-    layer_index: int,
+    layer_index: jax.Array,
     query_tile: int,
     kernels: KernelConfig,
 ) -> jax.Array:  # [T H d]
@@ -89,7 +89,7 @@ def attention(
 
 
 def _attention_reference(
-    q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: int, query_tile: int
+    q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: jax.Array, query_tile: int
 ) -> jax.Array:
     """Item by item, context tile by context tile: an item's bits depend on its own sequence alone.
 
@@ -113,7 +113,7 @@ def _attend_item(
     positions: jax.Array,  # i32[Q]
     num_queries: jax.Array,  # i32[]
     cache: KVCache,
-    layer_index: int,
+    layer_index: jax.Array,
     table: jax.Array,  # i32[P]
 ) -> jax.Array:  # [Q H d]
     """Online softmax over context tiles (Milakov and Gimelshein, arXiv:1805.02867); a masked tile changes nothing."""
@@ -147,7 +147,7 @@ def _attend_item(
     return out.transpose(1, 0, 2, 3).reshape(q.shape).astype(q.dtype)
 
 
-def _context_tile(array: jax.Array, layer_index: int, table: jax.Array, index: jax.Array) -> jax.Array:
+def _context_tile(array: jax.Array, layer_index: jax.Array, table: jax.Array, index: jax.Array) -> jax.Array:
     """Returns keys or values [K C d] of positions [index * C, (index + 1) * C) of a sequence, C = CONTEXT_TILE."""
     _, _, num_kv, block_size, head_dim = array.shape
     if block_size >= CONTEXT_TILE:
@@ -161,7 +161,7 @@ def _context_tile(array: jax.Array, layer_index: int, table: jax.Array, index: j
 
 
 def _attention_xla(
-    q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: int, query_tile: int
+    q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: jax.Array, query_tile: int
 ) -> jax.Array:
     """Items in batches, each over its sequence's whole table width at once: for devices that want large operations."""
     num_kv, groups, head_dim = cache.k.shape[2], q.shape[1] // cache.k.shape[2], q.shape[2]

@@ -48,11 +48,11 @@ def head_score(
     params: Params,
     *,
     config: ModelConfig,
-    tiles: RowTiles | None,
+    tiles: RowTiles,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the raw log-probability f32[T] of each target, and i32[T] whether it is the argmax (ties: lowest id).
 
-    With tiles, no array of T rows by the vocabulary exists.
+    No array of T rows by the vocabulary exists, only tiles of it.
     """
 
     def compute(hidden: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, jax.Array]:

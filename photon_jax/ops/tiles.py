@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowTiles:
     """How the reference ops walk over rows.
@@ -17,8 +18,8 @@ class RowTiles:
       num_rows: i32[], rows in use; tiles past them are not computed and stay zero.
     """
 
-    size: int
-    num_rows: jax.Array
+    size: int = dataclasses.field(metadata={"static": True})
+    num_rows: jax.Array  # i32[]
 
 
 def map_rows(

@@ -7,6 +7,7 @@ from helpers.invariance import BLOCK_SIZE, Tally, World, run_schedule
 from photon_jax.cache import prefix_cache
 from photon_jax.engine import input_builder, runner
 from photon_jax.engine.step import step
+from photon_jax.models import decoder
 from photon_jax.scheduler.scheduler import Scheduler
 
 NUM_SCHEDULES = 300
@@ -97,6 +98,12 @@ def test_whole_arrays_and_plain_sums_instead_of_tiles_turn_it_red(world, monkeyp
     def plain_step(*args, **kwargs):
         return step(*args, **kwargs)
 
+    def plain_layer(*args, **kwargs):
+        return layer(*args, **kwargs)
+
+    layer = decoder._paged_layer.__wrapped__
+    fresh = jax.jit(plain_layer, static_argnames=("config", "kernels", "query_tile"))  # the other one is traced
+    monkeypatch.setattr(decoder, "_paged_layer", fresh)
     plain_jit = jax.jit(plain_step, static_argnames=("layout", "config"), donate_argnums=(1, 2))
     monkeypatch.setattr(runner, "jit_step", plain_jit)
     plain = World()
