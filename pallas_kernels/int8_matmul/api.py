@@ -137,26 +137,19 @@ def fused_matmul(
       ValueError: shapes or dtypes don't fit each other.
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
-    _check_product(x, weight)
     dtype = x.dtype if norm_weight is None else norm_weight.dtype
+    _check_product(x, weight)
+    _check_surroundings(x, weight, norm_weight, residual, is_gated=is_gated)
     if scale is not None:
         _check_scales(weight, scale, group_size)
     elif weight.dtype != dtype:
         raise ValueError(f"x (or the norm weight) and the weights must have one dtype, got {dtype} and {weight.dtype}")
-    _check_surroundings(x, weight, norm_weight, residual, is_gated=is_gated)
-    chosen = tiles or _choose(x, weight, group_size, dtype, backend, None)
+    chosen = _choose(x, weight, group_size, dtype, backend, tiles)
     if tiles is None and is_gated and chosen.k_splits == 1:
         chosen = dataclasses.replace(chosen, tile_n=max(1 if chosen.method == "sum" else 16, chosen.tile_n // 2))
-    _choose(x, weight, group_size, dtype, backend, chosen)
-    out: jax.Array = matmul_triton(
-        *(x, weight, scale, norm_weight, residual),
-        group_size=group_size,
-        tiles=chosen,
-        is_gated=is_gated,
-        eps=eps,
-        out_dtype=out_dtype,
-        interpret=interpret,
-    )
+    arguments = (x, weight, scale, norm_weight, residual)
+    options = {"group_size": group_size, "is_gated": is_gated, "eps": eps, "out_dtype": out_dtype}
+    out: jax.Array = matmul_triton(*arguments, **options, tiles=chosen, interpret=interpret)
     return out
 
 

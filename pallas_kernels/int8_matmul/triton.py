@@ -89,9 +89,8 @@ def _sum_kernel(
         inputs = first + offsets
         mask = inputs < num_inputs if is_ragged else None
         xs = [_load(x_ref, (row, inputs), mask, 0.0).astype(jnp.float32) for row in range(num_rows)]
-        squares = ()
+        squares = tuple((x * x).sum(axis=2) for x in xs) if around.has_norm else ()
         if around.has_norm:
-            squares = tuple((x * x).sum(axis=2) for x in xs)
             norm = _load(norm_ref, (inputs,), mask, 0.0).astype(jnp.float32)
             xs = [x * norm for x in xs]
         groups = first // group + lax.iota(jnp.int32, shape[0])
@@ -109,7 +108,7 @@ def _sum_kernel(
         return tuple(acc + part for acc, part in zip(accs, (*found, *squares), strict=True))
 
     num_sums = num_rows * (tiles.tile_n * len(halves) + around.has_norm)
-    accs = tuple(jnp.zeros(shape[:2], jnp.float32) for _ in range(num_sums))
+    accs = (jnp.zeros(shape[:2], jnp.float32),) * num_sums
     accs = accumulate(0, accs) if steps == 1 else lax.fori_loop(0, steps, accumulate, accs)
     totals = [acc.sum(axis=1).sum(axis=0) for acc in accs]
     _store_sums(totals, residual_ref, out_ref, first_output, num_inputs, tiles=tiles, around=around)
@@ -153,16 +152,10 @@ def _dot_kernel(
     is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
     chunk = min(group_size or tiles.tile_k, tiles.tile_k)  # inputs that share a scale
     is_swapped = tiles.method == "swap"
-    axis = 1 if is_swapped else 0  # along which scales repeat
 
-    def load_scales(step):  # for each half one [tile_n] for each chunk of a step; none if dense
-        if scale_ref is None:
-            return ()
+    def load_scales(step):
         firsts = [start + step * tiles.tile_k + index * chunk for index in range(tiles.tile_k // chunk)]
-        # Past the end weights are 0, and any scale will do.
-        groups = [jnp.minimum(first, num_inputs - 1) // group_size for first in firsts]
-        mask = outputs < num_outputs
-        return tuple(plt.load(scale_ref.at[half, group], mask=mask, other=0.0) for half in halves for group in groups)
+        return _load_scales(scale_ref, halves, firsts, outputs < num_outputs, num_inputs, group_size)
 
     def multiply(first):  # for each half f32[tile_m tile_n], swapped f32[tile_n tile_m]
         inputs = first + lax.iota(jnp.int32, chunk)
@@ -187,7 +180,9 @@ def _dot_kernel(
             parts = multiply(start + step * tiles.tile_k + index * chunk)
             if scales:
                 used = [scales[half * num_chunks + index].astype(jnp.float32) for half in range(len(halves))]
-                parts = [part * jnp.expand_dims(scale, axis) for part, scale in zip(parts, used, strict=True)]
+                parts = [
+                    part * jnp.expand_dims(scale, int(is_swapped)) for part, scale in zip(parts, used, strict=True)
+                ]
             accs = tuple(acc + part for acc, part in zip(accs, parts, strict=True))
         return accs, next_scales
 
@@ -195,6 +190,15 @@ def _dot_kernel(
     zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in halves)
     accs, _ = lax.fori_loop(0, steps, accumulate, (zeros, load_scales(0)))
     _store_tile(accs, rows, outputs, residual_ref, out_ref, is_swapped=is_swapped)
+
+
+def _load_scales(scale_ref, halves, firsts, mask, num_inputs, group_size):
+    """Returns for each half one [tile_n] for each chunk that starts at an input of firsts; none if dense."""
+    if scale_ref is None:
+        return ()
+    # Past the end weights are 0, and any scale will do.
+    groups = [jnp.minimum(first, num_inputs - 1) // group_size for first in firsts]
+    return tuple(plt.load(scale_ref.at[half, group], mask=mask, other=0.0) for half in halves for group in groups)
 
 
 def _store_tile(accs, rows, outputs, residual_ref, out_ref, *, is_swapped):

@@ -251,6 +251,7 @@ def paged_attention_triton(
     results_shape += [jax.ShapeDtypeStruct(parts, jnp.float32)] * 2
     arguments = [q, k, v, block_tables, context_lens, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,))]
     aliases, num_touching = {}, 0
+    touched = tuple(weight for weight in touched if num_splits > 1 and weight.shape[0] >= _touched_rows(weight))
     if num_splits == 1:
         results_shape = [out_shape]
     elif counters is not None:
@@ -259,15 +260,9 @@ def paged_attention_triton(
         arguments += [counters, *touched]
         num_touching = min(_MAX_TOUCHING, sum(weight.shape[0] // _touched_rows(weight) for weight in touched))
         results_shape += [jax.ShapeDtypeStruct((num_touching,), jnp.float32)] if touched else []
+    facts = {"num_groups": num_heads // num_kv_heads, "num_touched": len(touched)}
     results = pl.pallas_call(
-        functools.partial(
-            _attend_kernel,
-            tiles=tiles,
-            num_groups=num_heads // num_kv_heads,
-            scale=scale,
-            num_touched=len(touched) if num_touching else 0,
-            interpret=interpret,
-        ),
+        functools.partial(_attend_kernel, tiles=tiles, scale=scale, interpret=interpret, **facts),
         out_shape=results_shape,
         grid=(num_rows, num_kv_heads, num_splits + pl.cdiv(num_touching, num_rows * num_kv_heads)),
         input_output_aliases=aliases,

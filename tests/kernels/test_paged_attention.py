@@ -119,8 +119,11 @@ def test_the_layer_may_be_traced():
     assert relative_error(second, exact_attention(inputs, 1)) < 1e-5
 
 
-@pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA A100"])
-@pytest.mark.parametrize("tiles", candidates(), ids=lambda tiles: tiles.label)
+@pytest.mark.parametrize(
+    ("device", "tiles"),
+    [("NVIDIA H200", tiles) for tiles in candidates()] + [("NVIDIA A100", tiles) for tiles in candidates()[:3]],
+    ids=lambda value: getattr(value, "label", value),
+)
 def test_every_candidate_lowers_for_cuda(tiles, device):
     is_new = device == "NVIDIA H200"
     head_dim, num_heads, num_kv_heads, dtype = (64, 32, 8, jnp.bfloat16) if is_new else (128, 9, 3, jnp.float32)
