@@ -91,7 +91,7 @@ class Transformers:
         return elapsed_s
 
 
-def run_photon(command: str, gguf: str, settings: Settings) -> dict[int, dict[str, object]]:
+def run_photon(command: str, gguf: str, settings: Settings, linear: str) -> dict[int, dict[str, object]]:
     """Returns photon-bench's record by batch size; it warms up and times one run of each."""
     done = subprocess.run(
         [
@@ -101,6 +101,7 @@ def run_photon(command: str, gguf: str, settings: Settings) -> dict[int, dict[st
             f"--prompt_len={settings.prompt_len}",
             f"--output_len={settings.output_len}",
             f"--dtype={settings.dtype}",
+            f"--linear={linear}",
             "--repeats=1",
             "--noprogress",
         ],
@@ -112,17 +113,19 @@ def run_photon(command: str, gguf: str, settings: Settings) -> dict[int, dict[st
     return {record["batch_size"]: record for record in records}
 
 
-def measure(options: argparse.Namespace, settings: Settings) -> tuple[dict[int, list], dict[int, list]]:
-    """Returns the records of both engines by batch size, one a round."""
+def measure(options: argparse.Namespace, settings: Settings) -> tuple[dict[str, dict[int, list]], dict[int, list]]:
+    """Returns our records by --linear and batch size, and those of transformers by batch size, one a round."""
     reference = Transformers(options.gguf, settings)
     for batch_size in settings.batch_sizes:
         reference.run(batch_size, seed=0)  # warm-up
-    ours: dict[int, list] = {batch_size: [] for batch_size in settings.batch_sizes}
+    linears = options.linear.split(",") if options.photon_bench else []
+    ours: dict[str, dict[int, list]] = {linear: {size: [] for size in settings.batch_sizes} for linear in linears}
     theirs: dict[int, list] = {batch_size: [] for batch_size in settings.batch_sizes}
     for number in range(1, options.rounds + 1):
-        records = run_photon(options.photon_bench, options.gguf, settings) if options.photon_bench else {}
+        for linear in linears:
+            for batch_size, record in run_photon(options.photon_bench, options.gguf, settings, linear).items():
+                ours[linear][batch_size].append(record)
         for batch_size in settings.batch_sizes:
-            ours[batch_size] += [records[batch_size]] if batch_size in records else []
             theirs[batch_size].append(reference.run(batch_size, seed=1_000 * number + batch_size))
         print(f"round {number} of {options.rounds} done", file=sys.stderr)
     return ours, theirs
@@ -132,7 +135,7 @@ def median_rates(records: list) -> dict[str, float]:
     return {rate: statistics.median(record[rate] for record in records) for rate in RATES}
 
 
-def table(settings: Settings, ours: dict[int, list], theirs: dict[int, list]) -> str:
+def table(settings: Settings, ours: dict[str, dict[int, list]], theirs: dict[int, list]) -> str:
     """Returns the Markdown table, tokens per second, with the ratio to transformers on each row of ours."""
     rows = [
         "| engine | batch | prefill | decode | output | output / transformers |",
@@ -140,17 +143,15 @@ def table(settings: Settings, ours: dict[int, list], theirs: dict[int, list]) ->
     ]
     for batch_size in settings.batch_sizes:
         reference = median_rates(theirs[batch_size])
-        engines = [("transformers", reference)]
-        if ours[batch_size]:
-            engines.insert(0, ("photon_jax", median_rates(ours[batch_size])))
-        for name, rates in engines:
+        engines = [(f"photon_jax, linear={linear}", median_rates(runs[batch_size])) for linear, runs in ours.items()]
+        for name, rates in [*engines, ("transformers", reference)]:
             cells = [f"{rates[rate]:.1f}" for rate in RATES]
             ratio = f"{rates['output_tokens_per_s'] / reference['output_tokens_per_s']:.2f}"
             rows.append("| " + " | ".join([name, str(batch_size), *cells, ratio]) + " |")
     return "\n".join(rows)
 
 
-def notes(options: argparse.Namespace, settings: Settings, ours: dict[int, list]) -> str:
+def notes(options: argparse.Namespace, settings: Settings, ours: dict[str, dict[int, list]]) -> str:
     """Returns what the table was measured with."""
     reference = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     lines = [
@@ -160,17 +161,15 @@ def notes(options: argparse.Namespace, settings: Settings, ours: dict[int, list]
         + ", ".join(f"{name} {version}" for name, version in reference.items())
         + f"; host peak of transformers {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB."
     ]
-    last = next((records[-1] for records in ours.values() if records), None)
-    if last is not None:
+    for linear, runs in ours.items():
+        last = runs[settings.batch_sizes[0]][-1]
         versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
         largest = max(settings.batch_sizes)
-        peak_gib = ours[largest][-1]["host_peak_rss_bytes"] / 2**30
-        lines.append(f"photon-bench: {last['device']}, {versions}; host peak {peak_gib:.2f} GiB.")
-        first, top = median_rates(ours[min(settings.batch_sizes)]), median_rates(ours[largest])
+        peak_gib = runs[largest][-1]["host_peak_rss_bytes"] / 2**30
+        lines.append(f"photon-bench --linear={linear}: {last['device']}, {versions}; host peak {peak_gib:.2f} GiB.")
+        first, top = median_rates(runs[min(settings.batch_sizes)]), median_rates(runs[largest])
         gain = top["output_tokens_per_s"] / first["output_tokens_per_s"]
-        lines.append(
-            f"photon_jax at batch {largest} makes {gain:.2f} times its tokens at batch {min(settings.batch_sizes)}."
-        )
+        lines.append(f"It makes at batch {largest} {gain:.2f} times the tokens of batch {min(settings.batch_sizes)}.")
     return "\n".join(lines)
 
 
@@ -178,6 +177,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", required=True, help="the model file")
     parser.add_argument("--photon_bench", help="path of the photon-bench command; unset: transformers alone")
+    parser.add_argument("--linear", default="auto,xla", help="values of photon-bench's --linear, comma-separated")
     parser.add_argument("--batch_sizes", default="1,8", help="comma-separated")
     parser.add_argument("--prompt_len", type=int, default=128)
     parser.add_argument("--output_len", type=int, default=128)

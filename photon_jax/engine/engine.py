@@ -125,7 +125,7 @@ def start_engine(params: Params, model: ModelConfig, config: EngineConfig) -> St
         if config.warmup == "full":
             ahead += buckets.layouts(has_scores=True)
         else:
-            ahead = ahead[:1]
+            ahead = [ahead[0], ahead[-1]]  # the largest mixed step and the smallest decode step: one request needs both
         for step_layout in ahead:
             runner.compile(step_layout)
     scheduler = Scheduler(config.scheduler, config.cache, layout, max_model_len=max_model_len)
