@@ -105,12 +105,12 @@ def tiled_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_len
 
 
 def padded_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int) -> BucketSpec:
-    """Returns buckets for ops that compute the padding too: sizes in steps of four."""
+    """Returns buckets for ops that compute the padding too: rows in steps of two, the rest in steps of four."""
     return BucketSpec(
-        decode_rows=_ladder(1, config.max_num_seqs),
-        mixed_tokens=_ladder(32, config.max_num_batched_tokens),
+        decode_rows=_ladder(1, config.max_num_seqs, 2),
+        mixed_tokens=_ladder(32, config.max_num_batched_tokens, 4),
         mixed_rows=config.max_num_seqs,
-        table_widths=_ladder(max(8, CONTEXT_TILE // layout.block_size), _table_width(layout, max_model_len)),
+        table_widths=_ladder(max(8, CONTEXT_TILE // layout.block_size), _table_width(layout, max_model_len), 4),
         tiles=TileChoice(query_tile=LARGE_QUERY_TILE),
     )
 
@@ -119,12 +119,12 @@ def _table_width(layout: CacheLayout, max_model_len: int) -> int:
     return _round_up(layout.blocks_for(max_model_len), max(1, CONTEXT_TILE // layout.block_size))
 
 
-def _ladder(first: int, last: int) -> tuple[int, ...]:
-    """Returns first, 4 * first, ... below last, and last."""
+def _ladder(first: int, last: int, factor: int) -> tuple[int, ...]:
+    """Returns first, factor * first, ... below last, and last."""
     sizes = []
     while first < last:
         sizes.append(first)
-        first *= 4
+        first *= factor
     return (*sizes, last)
 
 
