@@ -103,7 +103,8 @@ class EngineConfig:
         default=None, metadata={"help": "longest sequence, prompt and output together; unset: what the model allows"}
     )
     warmup: Warmup = dataclasses.field(
-        default="lazy", metadata={"help": "full: compile every step shape at the start; lazy: those of one request, others at first use"}
+        default="lazy",
+        metadata={"help": "full: compile every step shape at the start; lazy: those of one request, others when met"},
     )
     use_generation_config: bool = dataclasses.field(
         default=True, metadata={"help": "take sampling defaults from the checkpoint's generation_config"}
