@@ -77,13 +77,17 @@ class KernelConfig:
     def __post_init__(self) -> None:
         for name in ("linear", "attention"):
             _require_choice(name, getattr(self, name), get_args(Backend))
-            if getattr(self, name) in ("triton", "mosaic"):
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} has no kernel in this release; use auto, reference or xla"
-                )
+            if getattr(self, name) == "mosaic" or (name, getattr(self, name)) == ("linear", "triton"):
+                raise ConfigError(f"{name}={getattr(self, name)!r} has no kernel in this release; use auto or xla")
 
     def resolve(self, platform: str) -> "KernelConfig":
-        """Returns the config with every `auto` replaced by the choice for a JAX platform name."""
+        """Returns the config with every `auto` replaced by the choice for a JAX platform name.
+
+        Raises:
+          ConfigError: the platform has no such kernel.
+        """
+        if self.attention == "triton" and platform != "gpu":
+            raise ConfigError(f"attention='triton' needs an NVIDIA GPU, JAX runs on {platform!r}; use auto")
         chosen: Backend = "reference" if platform == "cpu" else "xla"
         return KernelConfig(
             linear=chosen if self.linear == "auto" else self.linear,

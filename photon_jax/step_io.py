@@ -40,6 +40,7 @@ class StepLayout:
       query_tile: tokens of one sequence that one attention item covers; 1 when each row computes one token.
       row_tile: rows that the reference ops compute at once.
       has_scores: whether the step also returns the log-probability of a target token at each position.
+      is_greedy: whether no row samples randomly, so that the program can do without that branch.
     """
 
     num_tokens: int
@@ -48,6 +49,7 @@ class StepLayout:
     query_tile: int
     row_tile: int
     has_scores: bool = False
+    is_greedy: bool = False
 
     @property
     def num_items(self) -> int:

@@ -1,9 +1,7 @@
 """Checks and times the Pallas kernels, from a checkout.
 
 On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one, `--smoke` interprets small
-cases. `--suite run2` times the hypotheses of run 2 in pallas_kernels/NOTES.md: whole decode steps, tiles, attention;
-`--suite steps`, `tiles` and `attention` a part of them. `--suite mosaic` times the Mosaic matmul (a process of its own:
-what it gets wrong could take the others along).
+cases. `--suite steps` times whole decode steps instead of single kernels.
 """
 
 import argparse
@@ -30,26 +28,25 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="interpret small cases; no GPU, no timings")
     parser.add_argument("--out", type=Path, help="file for results, one JSON object a line")
     parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
-    suites = ("run1", "run2", "steps", "tiles", "attention", "mosaic")
-    parser.add_argument("--suite", default="run1", choices=suites, help="what to time")
+    parser.add_argument("--suite", default="kernels", choices=("kernels", "steps"), help="what to time")
     parser.add_argument("--tuned_dir", type=Path, help="folder for the tables of winners of this run, one per kernel")
     parser.add_argument("--kernels", default="matmul,attention", help="which kernels to time")
-    parser.add_argument("--rows", default="1,16,8,128", help="rows M of the matmuls")
+    parser.add_argument("--rows", help="rows M, 1,16,8,128 of single matmuls and 1,8,64 of whole steps by default")
     parser.add_argument("--brief", action="store_true", help="fewer attention cases")
     flags = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*Triton backend is deprecated.*")
     reporter = Reporter(flags.out, budget_s=flags.budget_s)
     versions = {"jax": jax.__version__, "python": platform.python_version(), "device": device_name()}
     reporter.emit(kernel="all", case="versions", **versions, backend=jax.extend.backend.get_backend().platform_version)
-    if flags.smoke or flags.suite == "run1":
+    if flags.smoke or flags.suite == "kernels":
         attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
         matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
     if flags.smoke:
         step_bench.check_correctness(reporter, is_smoke=True)
-    elif flags.suite == "run1":
-        _run_first(reporter, flags)
+    elif flags.suite == "kernels":
+        _run_kernels(reporter, flags)
     else:
-        _run_second(reporter, suite=flags.suite)
+        step_bench.run(reporter, rows=_rows(flags, default="1,8,64"))
     if not flags.smoke:
         print_summary(reporter)
     if flags.tuned_dir:
@@ -60,9 +57,13 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run_first(reporter: Reporter, flags: argparse.Namespace) -> None:
+def _rows(flags: argparse.Namespace, *, default: str) -> list[int]:
+    return [int(m) for m in (flags.rows or default).split(",")]
+
+
+def _run_kernels(reporter: Reporter, flags: argparse.Namespace) -> None:
     matmul_bench.time_glue(reporter)
-    rows = [int(m) for m in flags.rows.split(",") if m]
+    rows = _rows(flags, default="1,16,8,128")
     # The first rows, then attention, then the others: what a short budget leaves out matters least.
     if "matmul" in flags.kernels:
         matmul_bench.run(reporter, rows=rows[:2])
@@ -70,24 +71,6 @@ def _run_first(reporter: Reporter, flags: argparse.Namespace) -> None:
         attention_bench.run(reporter, is_brief=flags.brief)
     if "matmul" in flags.kernels:
         matmul_bench.run(reporter, rows=rows[2:])
-
-
-def _run_second(reporter: Reporter, *, suite: str) -> None:
-    is_all = suite == "run2"
-    if suite == "mosaic":
-        matmul_bench.run_mosaic(reporter)
-    if is_all or suite == "steps":
-        step_bench.run(reporter, rows=(1,))
-    if is_all or suite == "tiles":
-        matmul_bench.run_hypotheses(reporter, rows=(1, 8))
-    if is_all or suite == "steps":
-        step_bench.run(reporter, rows=(8,))
-    if is_all or suite == "attention":
-        attention_bench.run_hypotheses(reporter)
-    if is_all or suite == "steps":
-        step_bench.run(reporter, rows=(64,))
-    if is_all or suite == "tiles":
-        matmul_bench.run_hypotheses(reporter, rows=(128,))
 
 
 def _write_winners(reporter: Reporter, folder: Path) -> None:

@@ -12,7 +12,6 @@ from jax import lax
 
 from pallas_kernels.common.bench import Job, Reporter, relative_error, run_jobs
 from pallas_kernels.decode_step.chain import Shape, State, Variant, Weight, decode, forward
-from pallas_kernels.int8_matmul.tiles import TileConfig
 from pallas_kernels.paged_attention.tiles import TileConfig as AttentionTiles
 
 _GROUP = 128
@@ -29,23 +28,10 @@ def variants(*, kind: str, m: int, interpret: bool = False) -> tuple[Variant, ..
     if kind == "bf16":
         found.append(Variant(name="xla", matmul="xla", attention="xla"))
         found.append(Variant(name="xla_matmul", matmul="xla", append="kernel", interpret=interpret))
-    elif m == 1:
-        found.append(Variant(name="xla", matmul="xla", append="kernel", interpret=interpret))
-    found.append(Variant(name="kernels", matmul="kernel", interpret=interpret))
     found.append(Variant(name="fused", **fused))
-    found.append(Variant(name="fused_one_launch", attention="one_launch", **fused))
-    if m == 1 and not interpret:
-        whole = {"down": TileConfig(method="sum", tile_n=2, tile_k=8192, num_warps=4, num_stages=2)}
-        wide = {
-            name: TileConfig(method="sum", tile_n=4, tile_k=2048, num_warps=2, num_stages=2) for name in ("qkv", "head")
-        }
-        wide["gate_up"] = TileConfig(method="sum", tile_n=2, tile_k=2048, num_warps=2, num_stages=2)
-        short = AttentionTiles(split_tokens=64, tile_tokens=64, num_warps=4, num_stages=1)
-        fused |= {"attention": "one_launch", "attention_tiles": short}
-        found.append(Variant(name="fused_whole_down", tiles=whole, **fused))
-        found.append(Variant(name="fused_whole_down_touch", tiles=whole, is_touching=True, **fused))
-        found.append(Variant(name="fused_whole_down_wide", tiles=whole | wide, **fused))
-        found.append(Variant(name="fused_whole_down_norm_outside", tiles=whole, is_norm_outside=True, **fused))
+    if m <= 8 and not interpret:
+        short = AttentionTiles(split_tokens=128, tile_tokens=128, num_warps=4, num_stages=1)
+        found.append(Variant(name="fused_short_splits", attention_tiles=short, **fused))
     return tuple(found)
 
 
@@ -84,7 +70,6 @@ def draw_state(shape: Shape, m: int) -> tuple[State, jax.Array]:
         lens=jnp.full((m,), _CONTEXT, jnp.int32),
         k=k,
         v=v,
-        counters=jnp.zeros((m, shape.num_kv_heads), jnp.int32),
     )
     return state, jnp.asarray(order.reshape(m, width), jnp.int32)
 

@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.int8_matmul import dense_matmul, fused_matmul, fused_matmul_reference, int8_matmul
-from pallas_kernels.int8_matmul.reference import dequantize, rms_norm
-from pallas_kernels.int8_matmul.tiles import TileConfig
-from pallas_kernels.paged_attention import paged_attention, paged_attention_one_launch, paged_attention_reference
+from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference
+from pallas_kernels.int8_matmul.reference import dequantize
+from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
 from pallas_kernels.paged_attention.bench import xla_paged_attention
 from pallas_kernels.paged_attention.tiles import TileConfig as AttentionTiles
 from pallas_kernels.rope_append import rope_append, rope_append_reference
@@ -56,7 +55,6 @@ class State(NamedTuple):
     lens: jax.Array  # i32[B] tokens in the cache
     k: jax.Array  # [L N K S d]
     v: jax.Array  # [L N K S d]
-    counters: jax.Array  # i32[B K]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,25 +63,24 @@ class Variant:
 
     Attributes:
       name: in results.
-      matmul: `reference`; `xla`; `kernel` with norm, gate and residual left to XLA; `fused` with them in the kernels.
+      matmul: `reference`, `xla`, or `fused` with gate and residual in the kernels.
       append: rope and cache write.
-      attention: `one_launch` combines splits in the attention kernel.
-      tiles: of linear layers by name, where not the measured or heuristic ones.
+      attention: which.
       attention_tiles: where not the measured or heuristic ones.
-      is_touching: attention reads the weights of o and the first of gate_up's into the L2 (`one_launch`).
-      is_norm_outside: the norm is left to XLA in `fused` too.
       interpret: run kernels without a GPU.
     """
 
     name: str
-    matmul: Literal["reference", "xla", "kernel", "fused"]
+    matmul: Literal["reference", "xla", "fused"]
     append: Literal["xla", "kernel"] = "xla"
-    attention: Literal["reference", "xla", "kernel", "one_launch"] = "kernel"
-    tiles: dict[str, TileConfig] = dataclasses.field(default_factory=dict)
+    attention: Literal["reference", "xla", "kernel"] = "kernel"
     attention_tiles: AttentionTiles | None = None
-    is_touching: bool = False
-    is_norm_outside: bool = False
     interpret: bool = False
+
+
+def _rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    normed: jax.Array = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS) * weight.astype(jnp.float32)[None]
+    return normed
 
 
 def _multiply(
@@ -98,53 +95,31 @@ def _multiply(
     out_dtype: Any = jnp.bfloat16,
 ) -> jax.Array:
     matrix, scale = weight
-    if norm_weight is not None and (variant.is_norm_outside or variant.matmul in ("xla", "kernel")):
-        x, norm_weight = rms_norm(x, norm_weight, eps=EPS).astype(jnp.bfloat16), None
+    if norm_weight is not None:
+        x = _rms_norm(x, norm_weight).astype(jnp.bfloat16)
     group = group_size if scale is not None else 0
-    around: dict[str, Any] = {
-        "norm_weight": norm_weight,
-        "residual": residual,
-        "is_gated": name == "gate_up",
-        "eps": EPS,
-        "out_dtype": out_dtype,
-    }
+    around: dict[str, Any] = {"residual": residual, "is_gated": name == "gate_up", "out_dtype": out_dtype}
     if variant.matmul == "reference":
         exact: jax.Array = fused_matmul_reference(x, matrix, scale, group_size=group, **around)
         return exact
-    tiles = variant.tiles.get(name)
     if variant.matmul == "fused":
-        return fused_matmul(x, matrix, scale, group_size=group, tiles=tiles, interpret=variant.interpret, **around)
-    if variant.matmul == "xla":
-        if scale is not None:
-            matrix = dequantize(matrix, scale, group_size=group).astype(x.dtype)
-        out = jnp.einsum("BI,OI->BO", x, matrix, preferred_element_type=jnp.float32)
-    elif scale is None:
-        out = dense_matmul(x, matrix, tiles=tiles, interpret=variant.interpret)
-    else:
-        out = int8_matmul(x, matrix, scale, group_size=group, tiles=tiles, interpret=variant.interpret)
+        return fused_matmul(x, matrix, scale, group_size=group, interpret=variant.interpret, **around)
+    if scale is not None:
+        matrix = dequantize(matrix, scale, group_size=group).astype(x.dtype)
+    out = jnp.einsum("BI,OI->BO", x, matrix, preferred_element_type=jnp.float32)
     if name == "gate_up":
-        gate, up = jnp.split(out.astype(jnp.float32), 2, axis=1)
+        gate, up = jnp.split(out, 2, axis=1)
         out = jax.nn.silu(gate) * up
-    return (out if residual is None else residual + out.astype(jnp.float32)).astype(out_dtype)
+    return (out if residual is None else residual + out).astype(out_dtype)
 
 
-def _attend(
-    variant: Variant, q: jax.Array, state: State, tables: jax.Array, layer: int, later: tuple[jax.Array, ...]
-) -> tuple[jax.Array, jax.Array]:
-    lens = state.lens + 1
-    if variant.attention == "one_launch":
-        return paged_attention_one_launch(
-            *(q, state.k, state.v, tables, lens, layer, state.counters),
-            touched=later if variant.is_touching else (),
-            tiles=variant.attention_tiles,
-            interpret=variant.interpret,
-        )
+def _attend(variant: Variant, q: jax.Array, state: State, tables: jax.Array, layer: int) -> jax.Array:
     if variant.attention == "kernel":
         attend: Any = functools.partial(paged_attention, tiles=variant.attention_tiles, interpret=variant.interpret)
     else:
         attend = paged_attention_reference if variant.attention == "reference" else xla_paged_attention
-    out: jax.Array = attend(q, state.k, state.v, tables, lens, layer)
-    return out, state.counters
+    out: jax.Array = attend(q, state.k, state.v, tables, state.lens + 1, layer)
+    return out
 
 
 def forward(
@@ -174,8 +149,7 @@ def forward(
         qkv = multiply("qkv", x, layer["qkv"], norm_weight=layer["norm"])
         q, k, v = append(qkv, cos, sin, state.k, state.v, slots, index)
         state = state._replace(k=k, v=v)
-        mixed, counters = _attend(variant, q, state, tables, index, (layer["o"][0], layer["gate_up"][0]))
-        state = state._replace(counters=counters)
+        mixed = _attend(variant, q, state, tables, index)
         x = multiply("o", mixed.reshape(x.shape[0], -1), layer["o"], residual=x, out_dtype=jnp.float32)
         hidden = multiply("gate_up", x, layer["gate_up"], norm_weight=layer["mlp_norm"])
         x = multiply("down", hidden, layer["down"], residual=x, out_dtype=jnp.float32)

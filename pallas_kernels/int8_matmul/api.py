@@ -29,14 +29,12 @@ def _check_scales(q: jax.Array, scale: jax.Array, group_size: int) -> None:
         )
 
 
-def _choose(
-    x: jax.Array, weight: jax.Array, group_size: int, dtype: jnp.dtype, backend: Backend, tiles: TileConfig | None
-) -> TileConfig:
+def _choose(x: jax.Array, weight: jax.Array, group_size: int, backend: Backend, tiles: TileConfig | None) -> TileConfig:
     if backend != "triton":
         raise KernelUnsupportedError(f"the matmuls have the backend triton, got {backend!r}")
     (m, k), n = x.shape, weight.shape[0]
-    tiles = tiles or choose_tiles(device=device_name(), m=m, n=n, k=k, group_size=group_size, dtype=dtype.name)
-    check_support(m=m, group_size=group_size, dtype=dtype, tiles=tiles)
+    tiles = tiles or choose_tiles(device=device_name(), m=m, n=n, k=k, group_size=group_size, dtype=x.dtype.name)
+    check_support(m=m, group_size=group_size, dtype=x.dtype, tiles=tiles)
     return tiles
 
 
@@ -68,7 +66,7 @@ def int8_matmul(
     """
     _check_product(x, q)
     _check_scales(q, scale, group_size)
-    tiles = _choose(x, q, group_size, x.dtype, backend, tiles)
+    tiles = _choose(x, q, group_size, backend, tiles)
     out: jax.Array = matmul_triton(x, q, scale, group_size=group_size, tiles=tiles, interpret=interpret)
     return out
 
@@ -97,7 +95,7 @@ def dense_matmul(
     _check_product(x, weight)
     if weight.dtype != x.dtype:
         raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
-    tiles = _choose(x, weight, 0, x.dtype, backend, tiles)
+    tiles = _choose(x, weight, 0, backend, tiles)
     out: jax.Array = matmul_triton(x, weight, None, group_size=0, tiles=tiles, interpret=interpret)
     return out
 
@@ -108,26 +106,22 @@ def fused_matmul(
     scale: jax.Array | None = None,
     *,
     group_size: int = 0,
-    norm_weight: jax.Array | None = None,
     residual: jax.Array | None = None,
     is_gated: bool = False,
-    eps: float = 1e-5,
     out_dtype: jnp.dtype | None = None,
     backend: Backend = "triton",
     tiles: TileConfig | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns a product with its norm, gate and residual, as `fused_matmul_reference` defines it.
+    """Returns a product with its gate and residual, as `fused_matmul_reference` defines it.
 
     Args:
       x: bf16, f16 or f32[M I]
-      weight: int8[O I] with scales, or dense of x's dtype (with a norm, of the norm weight's).
+      weight: int8[O I] with scales, or dense of x's dtype.
       scale: f16 or f32[O ceil(I/group_size)]
       group_size: inputs per scale, a power of two.
-      norm_weight: [I] of an RMSNorm of x; in the kernel it isn't rounded before the product.
       residual: [M O], or [M O/2] if gated.
       is_gated: the weights hold a gate's outputs, then those of an up projection; the result is silu(gate) * up.
-      eps: of the norm.
       out_dtype: of the result, x's by default.
       backend: which implementation.
       tiles: sizes; by default the measured ones for this device, else the heuristic's, with half the outputs if gated.
@@ -137,29 +131,23 @@ def fused_matmul(
       ValueError: shapes or dtypes don't fit each other.
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
-    dtype = x.dtype if norm_weight is None else norm_weight.dtype
     _check_product(x, weight)
-    _check_surroundings(x, weight, norm_weight, residual, is_gated=is_gated)
+    _check_surroundings(x, weight, residual, is_gated=is_gated)
     if scale is not None:
         _check_scales(weight, scale, group_size)
-    elif weight.dtype != dtype:
-        raise ValueError(f"x (or the norm weight) and the weights must have one dtype, got {dtype} and {weight.dtype}")
-    chosen = _choose(x, weight, group_size, dtype, backend, tiles)
+    elif weight.dtype != x.dtype:
+        raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
+    chosen = _choose(x, weight, group_size, backend, tiles)
     if tiles is None and is_gated and chosen.k_splits == 1:
         chosen = dataclasses.replace(chosen, tile_n=max(1 if chosen.method == "sum" else 16, chosen.tile_n // 2))
-    arguments = (x, weight, scale, norm_weight, residual)
-    options = {"group_size": group_size, "is_gated": is_gated, "eps": eps, "out_dtype": out_dtype}
-    out: jax.Array = matmul_triton(*arguments, **options, tiles=chosen, interpret=interpret)
+    options = {"group_size": group_size, "is_gated": is_gated, "out_dtype": out_dtype}
+    out: jax.Array = matmul_triton(x, weight, scale, residual, **options, tiles=chosen, interpret=interpret)
     return out
 
 
-def _check_surroundings(
-    x: jax.Array, weight: jax.Array, norm_weight: jax.Array | None, residual: jax.Array | None, *, is_gated: bool
-) -> None:
+def _check_surroundings(x: jax.Array, weight: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> None:
     if is_gated and weight.shape[0] % 2:
         raise ValueError(f"gated weights hold two equal halves of outputs, got {weight.shape[0]} outputs")
-    if norm_weight is not None and norm_weight.shape != x.shape[1:]:
-        raise ValueError(f"x {x.shape} needs a norm weight {x.shape[1:]}, got {norm_weight.shape}")
     expected = (x.shape[0], weight.shape[0] // (2 if is_gated else 1))
     if residual is not None and residual.shape != expected:
         raise ValueError(f"the residual must have the shape of the result, {expected}, got {residual.shape}")

@@ -13,9 +13,8 @@ from jax import lax
 from pallas_kernels.common.bench import Job, Reporter, relative_error, run_jobs
 from pallas_kernels.int8_matmul.api import dense_matmul, int8_matmul
 from pallas_kernels.int8_matmul.cases import llama_1b_shapes, make_inputs, real_cases, small_cases
-from pallas_kernels.int8_matmul.mosaic_gpu import matmul_mosaic
 from pallas_kernels.int8_matmul.reference import dense_matmul_reference, dequantize, int8_matmul_reference
-from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, hypotheses, tuning_key
+from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, tuning_key
 
 _ROTATED_BYTES = 130e6  # of weights in use in turn, over twice the L2 of an H200
 _GLUE = 1e-4
@@ -86,9 +85,7 @@ def _chain(multiply: Callable[[jax.Array, Weights], jax.Array], length: int) -> 
     return program
 
 
-def _case_jobs(
-    shape: str, m: int, group_size: int, *, with_xla: bool, limit: int | None = None, propose: Any = candidates
-) -> list[Job]:
+def _case_jobs(shape: str, m: int, group_size: int, *, with_xla: bool, limit: int | None = None) -> list[Job]:
     n, k = llama_1b_shapes()[shape]
     weight_bytes = n * k * (1 if group_size else 2) + (2 * n * -(-k // group_size) if group_size else 0)
     num_sets = min(32, max(2, math.ceil(_ROTATED_BYTES / weight_bytes)))
@@ -113,7 +110,7 @@ def _case_jobs(
 
     jobs = [job("xla", functools.partial(_xla, group_size=group_size))] if with_xla else []
     key = tuning_key(m=m, n=n, k=k, group_size=group_size, dtype="bfloat16")
-    for tiles in propose(m=m, n=n, k=k, group_size=group_size)[:limit]:
+    for tiles in candidates(m=m, n=n, k=k, group_size=group_size)[:limit]:
         multiply = functools.partial(_call, group_size=group_size, tiles=tiles, interpret=False)
         jobs.append(job(tiles.label, multiply, key=key, config=dataclasses.asdict(tiles)))
     return jobs
@@ -171,62 +168,3 @@ def run(reporter: Reporter, *, rows: Sequence[int] = (1, 16, 8, 128)) -> None:
             functools.partial(_case_jobs, "gate_up", m, 32, with_xla=False, limit=8),
         )
         run_jobs(jobs or (), reporter)
-
-
-def run_hypotheses(reporter: Reporter, *, rows: Sequence[int] = (1, 8, 128)) -> None:
-    """Times the tiles of run 2, int8 with groups of 128."""
-    for m in rows:
-        for shape in ("gate_up", "down", "qkv", "o"):
-            label = {"kernel": "matmul", "case": f"{shape}_m{m}_g128", "tiles": "all"}
-            if reporter.is_out_of_time:
-                reporter.emit(**label, status="NOT RUN: budget spent")
-                continue
-            draw = functools.partial(_case_jobs, shape, m, 128, with_xla=m == 1, propose=hypotheses)
-            run_jobs(reporter.guarded(label, draw) or (), reporter)
-
-
-_MOSAIC_SIZES = {  # splits of the inputs and pipeline stages
-    "gate_up": ((1, 6), (1, 10), (2, 6)),
-    "down": ((4, 6), (8, 6), (8, 8)),
-    "qkv": ((2, 6), (4, 4)),
-    "o": ((4, 4), (8, 2)),
-}
-
-
-def _mosaic_jobs(shape: str, m: int) -> list[Job]:
-    """Returns the Triton job that run 1 found best, and Mosaic's, which take scales f32 with inputs first."""
-    (anchor, *_) = _case_jobs(shape, m, 128, with_xla=False, propose=hypotheses)
-    x, sets = anchor.arguments
-    turned = [(weight, scale.T.astype(jnp.float32)) for weight, scale in sets]
-    expected = _xla_exact(x, sets[0], 128)
-    jobs = [anchor]
-    for splits, stages in _MOSAIC_SIZES[shape]:
-        run_one = functools.partial(matmul_mosaic, group_size=128, k_splits=splits, num_stages=stages)
-
-        def multiply(x: jax.Array, weights: Weights, run_one: Callable[..., jax.Array] = run_one) -> jax.Array:
-            return run_one(x, *weights)
-
-        def check(multiply: Callable[..., jax.Array] = multiply) -> float:
-            return relative_error(jax.jit(multiply)(x, turned[0]), expected)
-
-        jobs.append(
-            dataclasses.replace(
-                anchor,
-                label={"kernel": "matmul", "case": anchor.label["case"], "tiles": f"mosaic_s{splits}_p{stages}"},
-                program=_chain(multiply, anchor.num_calls // len(sets)),
-                arguments=(x, turned),
-                check=check,
-            )
-        )
-    return jobs
-
-
-def run_mosaic(reporter: Reporter, *, rows: Sequence[int] = (8,)) -> None:
-    """Times the Mosaic kernel beside the best Triton one, int8 with groups of 128."""
-    for m in rows:
-        for shape in _MOSAIC_SIZES:
-            label = {"kernel": "matmul", "case": f"{shape}_m{m}_g128", "tiles": "mosaic"}
-            if reporter.is_out_of_time:
-                reporter.emit(**label, status="NOT RUN: budget spent")
-                continue
-            run_jobs(reporter.guarded(label, functools.partial(_mosaic_jobs, shape, m)) or (), reporter)

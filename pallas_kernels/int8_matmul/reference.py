@@ -57,34 +57,18 @@ def int8_matmul_reference(x: jax.Array, q: jax.Array, scale: jax.Array, *, group
     return out
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
-    """Returns f32: x scaled to unit root-mean-square over its last axis, then by weight.
-
-    Args:
-      x: [M I]
-      weight: [I]
-      eps: added to the mean square.
-    """
-    x32 = x.astype(jnp.float32)
-    normed = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    out: jax.Array = normed * jnp.expand_dims(weight.astype(jnp.float32), 0)
-    return out
-
-
-@functools.partial(jax.jit, static_argnames=("group_size", "is_gated", "eps", "out_dtype"))
+@functools.partial(jax.jit, static_argnames=("group_size", "is_gated", "out_dtype"))
 def fused_matmul_reference(
     x: jax.Array,
     weight: jax.Array,
     scale: jax.Array | None = None,
     *,
     group_size: int = 0,
-    norm_weight: jax.Array | None = None,
     residual: jax.Array | None = None,
     is_gated: bool = False,
-    eps: float = 1e-5,
     out_dtype: jnp.dtype | None = None,
 ) -> jax.Array:
-    """Returns residual + act(norm(x) @ weight.T) in float32, cast to out_dtype (x's by default).
+    """Returns residual + act(x @ weight.T) in float32, cast to out_dtype (x's by default).
 
     The parts that are not given are left out. act(y) = silu(y[:, :F]) * y[:, F:] if is_gated.
 
@@ -93,15 +77,11 @@ def fused_matmul_reference(
       weight: int8[O I] with scales, or dense.
       scale: f16 or f32[O ceil(I/group_size)]
       group_size: inputs per scale.
-      norm_weight: [I], of an RMSNorm whose result is rounded to its dtype.
       residual: [M O], or [M O/2] if gated.
       is_gated: the weights hold a gate's outputs, then those of an up projection.
-      eps: of the norm.
       out_dtype: of the result.
     """
     dtype = out_dtype or x.dtype
-    if norm_weight is not None:
-        x = rms_norm(x, norm_weight, eps=eps).astype(norm_weight.dtype)
     if scale is not None:
         weight = dequantize(weight, scale, group_size=group_size)
     out = dense_matmul_reference(x.astype(jnp.float32), weight)

@@ -1,6 +1,7 @@
 """Tiles of the small-M matmul: what a program works on, and which choices are worth measuring."""
 
 import dataclasses
+import itertools
 from typing import Literal
 
 from pallas_kernels.common.tuning import lookup_tuned
@@ -66,12 +67,16 @@ def tuning_key(*, m: int, n: int, k: int, group_size: int, dtype: str) -> dict[s
 
 
 def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
-    """Returns tiles that every supported shape accepts, after what run 1 in NOTES.md found best.
+    """Returns tiles that every supported shape accepts, after what the runs in NOTES.md found best.
 
-    One or two rows of up to 4096 inputs: `sum`, a warp for two whole rows of weights. Other small products: `dot`, with
-    the inputs split where the outputs alone are too few programs to fill a chip.
+    One or two rows: `sum`, a warp for two whole rows of weights, or four warps for one of more than 4096 inputs. Other
+    small products: `dot`, with the inputs split where the outputs alone are too few programs to fill a chip. Int8 for
+    more than 64 rows: `swap`.
     """
     step = max(128, 2 * group_size)
+    if m <= 2 and 4096 < k <= 8192:
+        vector = 16 if group_size else 8
+        return TileConfig(method="sum", tile_n=1, tile_k=8192, num_warps=4, num_stages=2, vector=vector)
     if m <= 2 and k <= 4096:
         tile_k = max(min(2048, 1 << (k - 1).bit_length()), group_size, 16)
         return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
@@ -82,10 +87,12 @@ def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     else:
         tile_m, tile_n, warps, step = 128, 128, 8, max(128, group_size)
     programs, splits = -(-m // tile_m) * -(-n // tile_n), 1
-    while programs * splits < (128 if m > 64 else 256) and splits < 8 and k // splits >= 2 * step:
+    wanted = 128 if m > 64 else 256 if m > 32 or programs >= 256 else 512  # splitting has its price, a sum after it
+    while programs * splits < wanted and splits < 8 and k // splits >= 2 * step:
         splits *= 2
+    method: Method = "swap" if m > 64 and group_size >= 128 else "dot"
     return TileConfig(
-        method="dot", tile_m=tile_m, tile_n=tile_n, tile_k=step, k_splits=splits, num_warps=warps, num_stages=3
+        method=method, tile_m=tile_m, tile_n=tile_n, tile_k=step, k_splits=splits, num_warps=warps, num_stages=3
     )
 
 
@@ -100,19 +107,23 @@ def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
     found = [heuristic(m=m, n=n, k=k, group_size=group_size)]
     step = max(128, 2 * group_size)
     if m <= 4:
-        whole = min(2048, 1 << (k - 1).bit_length())
-        for tile_n, tile_k, warps in ((2, whole, 1), (4, whole, 2), (4, whole, 4), (8, whole, 4), (8, whole // 2, 1)):
-            found.append(TileConfig(method="sum", tile_n=tile_n, tile_k=tile_k, num_warps=warps, num_stages=2))
+        whole = min(8192, 1 << (k - 1).bit_length())
+        scale = max(1, whole // 2048)  # warps that a row of inputs keeps busy
+        for tile_n, warps, vector in ((2, 1, 8), (2, 1, 16), (1, 1, 16), (1, 2, 8), (4, 2, 8)):
+            sizes = {"tile_n": tile_n, "tile_k": whole, "num_warps": warps * scale, "vector": vector}
+            found.append(TileConfig(method="sum", num_stages=2, **sizes))
+    methods: tuple[Method, ...] = ("dot",)
     if m <= 32:
         tile_m = 16 if m <= 16 else 32
-        sizes = [(16, 1, 1, 4), (32, 1, 4, 4), (64, 1, 4, 3), (32, 2, 4, 4), (32, 4, 4, 3), (64, 4, 4, 3)]
+        shapes = [(32, 1, 4, 4), (64, 1, 4, 3), (32, 4, 4, 3), (64, 4, 4, 3), (32, 8, 4, 3)]
     else:
         tile_m, step = 128 if m > 64 else 64, max(128, group_size)
-        sizes = [(64, 1, 4, 3), (128, 1, 8, 3), (64, 4, 4, 3), (32, 1, 4, 3)]
-    for tile_n, splits, warps, stages in sizes:
+        shapes = [(64, 1, 4, 3), (128, 1, 8, 3), (64, 4, 4, 3), (128, 8, 8, 3)]
+        methods = ("dot", "swap") if group_size and m > 64 else methods
+    for method, (tile_n, splits, warps, stages) in itertools.product(methods, shapes):
         found.append(
             TileConfig(
-                method="dot",
+                method=method,
                 tile_m=tile_m,
                 tile_n=tile_n,
                 tile_k=step,
@@ -122,51 +133,3 @@ def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
             )
         )
     return tuple(dict.fromkeys(found))
-
-
-def hypotheses(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, ...]:
-    """Returns the tiles of run 2 in NOTES.md, after the ones that run 1 found best for this shape."""
-    step = max(128, 2 * group_size)
-    whole = min(8192, 1 << (k - 1).bit_length())
-    found: list[TileConfig] = []
-
-    def add(method: Method, tile_n: int, tile_k: int, splits: int, warps: int, stages: int, vector: int = 8) -> None:
-        found.append(
-            TileConfig(
-                method=method,
-                tile_m=16 if m <= 16 else min(128, row_bucket(m)),
-                tile_n=tile_n,
-                tile_k=tile_k,
-                k_splits=splits,
-                num_warps=warps,
-                num_stages=stages,
-                vector=vector,
-            )
-        )
-
-    if m == 1:
-        scale = max(1, whole // 2048)  # warps that a row of inputs keeps busy
-        for tile_n, warps, vector in ((2, 1, 8), (1, 1, 8), (1, 1, 16), (2, 1, 16), (1, 2, 8), (2, 2, 8), (4, 4, 16)):
-            add("sum", tile_n, whole, 1, warps * scale, 2, vector)
-        if k > 2048:
-            add("dot", 32, step, 4, 4, 3)
-            add("dot", 32, step, 8, 4, 3)
-            add("sum", 2, 4096, 2, 2, 2)
-        return tuple(found)
-    if m > 16:
-        add("dot", 128, max(128, group_size), 1, 8, 3)
-        for tile_n, warps, stages in ((128, 8, 3), (64, 4, 4), (128, 4, 3)):
-            add("swap", tile_n, max(128, group_size), 1, warps, stages)
-        return tuple(found)
-    if n >= 8192:
-        add("dot", 64, step, 1, 4, 3)
-        sizes = [(64, step, 1, 8, 3), (64, 2 * step, 1, 4, 2), (64, step // 2, 1, 4, 6), (128, step, 1, 8, 3)]
-    else:
-        add("dot", 32, step, 4, 4, 3)
-        sizes = [(32, step, 8, 4, 3), (64, step, 8, 4, 2), (32, step, 4, 2, 3), (16, step, 4, 2, 3)]
-    for tile_n, tile_k, splits, warps, stages in sizes:
-        add("dot", tile_n, tile_k, splits, warps, stages)
-    splits = 1 if n >= 8192 else 4
-    for tile_n, warps, stages in ((64, 4, 3), (64, 4, 4), (128, 8, 3)):
-        add("swap", tile_n, step, splits, warps, stages)
-    return tuple(found)

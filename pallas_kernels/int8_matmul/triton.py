@@ -4,8 +4,8 @@ Letters: M rows, O outputs, I inputs, g inputs per scale. Weights lie [O I], as 
 streams whole rows of weights through the ordinary cores; `dot` and `swap` multiply tiles on the tensor cores. With
 k_splits > 1 each split writes float32 parts, added in order outside.
 
-What surrounds a product can ride in its kernel: an RMSNorm of the input (`sum` that holds whole rows; elsewhere before
-the kernel), the gate of an MLP (weights hold the gate's outputs, then the up projection's) and a residual.
+What follows a product can ride in its kernel: the gate of an MLP (weights hold the gate's outputs, then the up
+projection's) and a residual.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common.errors import KernelUnsupportedError
-from pallas_kernels.int8_matmul.reference import rms_norm
 from pallas_kernels.int8_matmul.tiles import TileConfig
 
 
@@ -43,34 +42,30 @@ class Surroundings:
 
     Attributes:
       has_scale: the weights are int8 with scales.
-      has_norm: x is normed and weighted first.
       has_residual: a residual is added to the result.
       is_gated: the result is silu(gate) * up of the two halves of the outputs.
-      eps: of the norm.
     """
 
     has_scale: bool
-    has_norm: bool = False
     has_residual: bool = False
     is_gated: bool = False
-    eps: float = 1e-5
 
     def take(self, refs):
-        """Returns the references of scale, norm weight and residual, None where there is none, and the output."""
+        """Returns the references of scale and residual, None where there is none, and the output."""
         rest = list(refs)
-        found = [rest.pop(0) if has else None for has in (self.has_scale, self.has_norm, self.has_residual)]
+        found = [rest.pop(0) if has else None for has in (self.has_scale, self.has_residual)]
         return (*found, rest[0])
 
 
 def _sum_kernel(
     x_ref,  # [M I]
     w_ref,  # [O I], int8 or dense
-    *refs,  # scale [O ceil(I/g)], norm weight [I], residual [M O], as far as used; the output f32[splits M O] or [M O]
+    *refs,  # scale [O ceil(I/g)], residual [M O], as far as used; the output f32[splits M O] or [M O]
     tiles: TileConfig,
     group_size: int,
     around: Surroundings,
 ):
-    scale_ref, norm_ref, residual_ref, out_ref = around.take(refs)
+    scale_ref, residual_ref, out_ref = around.take(refs)
     num_rows, (num_weights, num_inputs) = x_ref.shape[0], w_ref.shape
     num_outputs = out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
@@ -89,10 +84,6 @@ def _sum_kernel(
         inputs = first + offsets
         mask = inputs < num_inputs if is_ragged else None
         xs = [_load(x_ref, (row, inputs), mask, 0.0).astype(jnp.float32) for row in range(num_rows)]
-        squares = tuple((x * x).sum(axis=2) for x in xs) if around.has_norm else ()
-        if around.has_norm:
-            norm = _load(norm_ref, (inputs,), mask, 0.0).astype(jnp.float32)
-            xs = [x * norm for x in xs]
         groups = first // group + lax.iota(jnp.int32, shape[0])
         group_mask = groups * group < num_inputs if is_ragged else None
         found = []
@@ -105,25 +96,21 @@ def _sum_kernel(
                 scale = _load(scale_ref, (output, groups), group_mask, 0.0).astype(jnp.float32)
                 parts = [part * scale[:, None] for part in parts]
             found += parts
-        return tuple(acc + part for acc, part in zip(accs, (*found, *squares), strict=True))
+        return tuple(acc + part for acc, part in zip(accs, found, strict=True))
 
-    num_sums = num_rows * (tiles.tile_n * len(halves) + around.has_norm)
-    accs = (jnp.zeros(shape[:2], jnp.float32),) * num_sums
+    accs = (jnp.zeros(shape[:2], jnp.float32),) * (num_rows * tiles.tile_n * len(halves))
     accs = accumulate(0, accs) if steps == 1 else lax.fori_loop(0, steps, accumulate, accs)
     totals = [acc.sum(axis=1).sum(axis=0) for acc in accs]
-    _store_sums(totals, residual_ref, out_ref, first_output, num_inputs, tiles=tiles, around=around)
+    _store_sums(totals, residual_ref, out_ref, first_output, tiles=tiles, is_gated=around.is_gated)
 
 
-def _store_sums(totals, residual_ref, out_ref, first_output, num_inputs, *, tiles, around):
+def _store_sums(totals, residual_ref, out_ref, first_output, *, tiles, is_gated):
     num_rows, num_outputs = out_ref.shape[-2:]
-    factors = [jnp.float32(1.0)] * num_rows
-    if around.has_norm:
-        factors = [lax.rsqrt(square / num_inputs + around.eps) for square in totals[-num_rows:]]
-    num_halves = 2 if around.is_gated else 1
+    num_halves = 2 if is_gated else 1
     for n in range(tiles.tile_n):
         for row in range(num_rows):
-            values = [totals[(n * num_halves + h) * num_rows + row] * factors[row] for h in range(num_halves)]
-            value = values[0] * jax.nn.sigmoid(values[0]) * values[1] if around.is_gated else values[0]
+            values = [totals[(n * num_halves + h) * num_rows + row] for h in range(num_halves)]
+            value = values[0] * jax.nn.sigmoid(values[0]) * values[1] if is_gated else values[0]
             index = (row, first_output + n) if out_ref.ndim == 2 else (pl.program_id(1), row, first_output + n)
 
             @pl.when(first_output + n < num_outputs)
@@ -140,7 +127,7 @@ def _dot_kernel(
     group_size: int,
     around: Surroundings,
 ):
-    scale_ref, _, residual_ref, out_ref = around.take(refs)
+    scale_ref, residual_ref, out_ref = around.take(refs)
     (num_rows, num_inputs), num_outputs = x_ref.shape, out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
     rows = pl.program_id(0) * tiles.tile_m + lax.iota(jnp.int32, tiles.tile_m)
@@ -229,37 +216,30 @@ def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfi
         )
 
 
-@functools.partial(jax.jit, static_argnames=("group_size", "tiles", "is_gated", "eps", "out_dtype", "interpret"))
+@functools.partial(jax.jit, static_argnames=("group_size", "tiles", "is_gated", "out_dtype", "interpret"))
 def matmul_triton(
     x: jax.Array,  # [M I]
     weight: jax.Array,  # int8[O I], or dense
     scale: jax.Array | None,  # [O ceil(I/g)], None if dense
-    norm_weight: jax.Array | None = None,  # [I]
     residual: jax.Array | None = None,  # [M O]
     *,
     group_size: int,
     tiles: TileConfig,
     is_gated: bool = False,
-    eps: float = 1e-5,
     out_dtype: jnp.dtype | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns the product with what surrounds it, in out_dtype (x's by default); arguments are checked by the caller.
+    """Returns the product with what follows it, in out_dtype (x's by default); arguments are checked by the caller.
 
-    What the kernel can't hold is done around it: the norm before `dot` and before more than one step of `sum`, the gate
-    and the residual after splits.
+    With splits, gate and residual come after the kernel.
     """
     dtype = out_dtype or x.dtype
     is_split = tiles.k_splits > 1
-    if norm_weight is not None and (tiles.method != "sum" or is_split or _steps(x.shape[1], tiles)[1] > 1):
-        x, norm_weight = rms_norm(x, norm_weight, eps=eps).astype(norm_weight.dtype), None
     inner_residual = None if is_split else residual
     around = Surroundings(
         has_scale=scale is not None,
-        has_norm=norm_weight is not None,
         has_residual=inner_residual is not None,
         is_gated=is_gated and not is_split,
-        eps=eps,
     )
     m, n = x.shape[0], weight.shape[0] // (2 if around.is_gated else 1)
     grid: tuple[int, ...] = (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
@@ -275,7 +255,7 @@ def matmul_triton(
         interpret=interpret,
         name=f"matmul_g{group_size}_{tiles.label}",
     )
-    out = call(x, weight, *(a for a in (scale, norm_weight, inner_residual) if a is not None))
+    out = call(x, weight, *(a for a in (scale, inner_residual) if a is not None))
     return _after_splits(out, residual, is_gated=is_gated).astype(dtype) if is_split else out
 
 

@@ -1,6 +1,6 @@
 """Paged decode attention: checks the arguments, picks tiles and backend, calls it."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,80 +62,15 @@ def paged_attention(
       ValueError: shapes or dtypes don't fit each other.
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
-    out, _ = _attend((q, k, v, block_tables, context_lens, layer), None, scale, backend, tiles, interpret)
-    return out
-
-
-def paged_attention_one_launch(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    block_tables: jax.Array,
-    context_lens: jax.Array,
-    layer: jax.Array | int,
-    counters: jax.Array,
-    *,
-    touched: tuple[jax.Array, ...] = (),
-    scale: float | None = None,
-    backend: Backend = "triton",
-    tiles: TileConfig | None = None,
-    interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns what `paged_attention` does from a single kernel, and the counters for the next call.
-
-    Args:
-      q: bf16, f16 or f32[B H d]
-      k: [L N K S d]
-      v: [L N K S d]
-      block_tables: i32[B P]
-      context_lens: i32[B]
-      layer: i32[]
-      counters: i32[B K] of finished programs: all 0 before, and 0 again after; donated where the caller's jit can.
-      touched: weights [O I] of later products, I a power of two, that programs of their own read into the L2 while
-        those of a short context wait for memory, 12 MB in all; they don't change the result. None are read if one
-        split is enough.
-      scale: of the scores; 1 / sqrt(d) by default.
-      backend: which implementation.
-      tiles: sizes; by default the measured ones for this device, else the heuristic's.
-      interpret: run without a GPU, slowly.
-
-    Raises:
-      ValueError: shapes or dtypes don't fit each other.
-      KernelUnsupportedError: the backend can't compute these shapes or dtypes.
-    """
-    if counters.shape != (q.shape[0], k.shape[2]) or counters.dtype != jnp.int32:
-        raise ValueError(f"expected counters i32{(q.shape[0], k.shape[2])}, got {counters.dtype}{counters.shape}")
-    for weight in touched:
-        if weight.ndim != 2 or weight.shape[1] & (weight.shape[1] - 1):
-            raise ValueError(f"touched weights must be [O I] with a power of two of inputs, got {weight.shape}")
-    arguments = (q, k, v, block_tables, context_lens, layer)
-    return _attend(arguments, counters, scale, backend, tiles, interpret, touched)
-
-
-def _attend(
-    arguments: tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | int],
-    counters: Any,
-    scale: float | None,
-    backend: Backend,
-    tiles: TileConfig | None,
-    interpret: bool,
-    touched: tuple[jax.Array, ...] = (),
-) -> tuple[jax.Array, Any]:
-    q, k = arguments[:2]
-    _check_arguments(*arguments[:5])
+    _check_arguments(q, k, v, block_tables, context_lens)
     if backend != "triton":
         raise KernelUnsupportedError(f"paged_attention has the backend triton, got {backend!r}")
     head_dim, block_size = q.shape[2], k.shape[3]
     check_support(head_dim=head_dim, dtype=q.dtype, block_size=block_size)
-    tiles = tiles or choose_tiles(
-        device=device_name(),
-        head_dim=head_dim,
-        num_groups=q.shape[1] // k.shape[2],
-        block_size=block_size,
-        dtype=q.dtype.name,
-    )
+    num_groups, dtype = q.shape[1] // k.shape[2], q.dtype.name
+    shape = {"head_dim": head_dim, "num_groups": num_groups, "block_size": block_size}
+    tiles = tiles or choose_tiles(device=device_name(), dtype=dtype, **shape)
     scale = head_dim**-0.5 if scale is None else scale
-    found: tuple[jax.Array, Any] = paged_attention_triton(
-        *arguments, counters, touched, scale=scale, tiles=tiles, interpret=interpret
-    )
-    return found
+    arguments = (q, k, v, block_tables, context_lens, layer)
+    out: jax.Array = paged_attention_triton(*arguments, scale=scale, tiles=tiles, interpret=interpret)
+    return out

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.common.bench import Job, Reporter, relative_error, run_jobs
-from pallas_kernels.paged_attention.api import paged_attention, paged_attention_one_launch
+from pallas_kernels.paged_attention.api import paged_attention
 from pallas_kernels.paged_attention.cases import make_inputs, real_cases, small_cases
 from pallas_kernels.paged_attention.reference import paged_attention_reference
-from pallas_kernels.paged_attention.tiles import TileConfig, candidates, hypotheses, tuning_key
+from pallas_kernels.paged_attention.tiles import TileConfig, candidates, tuning_key
 
 _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK = 16, 32, 8, 64, 64
 _CALLS_A_STEP = 8
@@ -80,38 +80,7 @@ def _chain(attend: Attend) -> Callable[..., jax.Array]:
     return program
 
 
-def _chain_one_launch(tiles: TileConfig) -> Callable[..., jax.Array]:
-    """Returns the same program with one kernel a call, and the counters going from call to call."""
-
-    def program(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lens: jax.Array) -> jax.Array:
-        def step(carry: tuple[jax.Array, jax.Array], tables: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-            q, counters = carry
-            for index in range(_CALLS_A_STEP):
-                layer = index * (_LAYERS // _CALLS_A_STEP)
-                out, counters = paged_attention_one_launch(q, k, v, tables[index], lens, layer, counters, tiles=tiles)
-                q = q + (out * 1e-3).astype(q.dtype)
-            return (q, counters), None
-
-        counters = jnp.zeros((q.shape[0], k.shape[2]), jnp.int32)
-        return lax.scan(step, (q, counters), tables)[0][0]
-
-    return program
-
-
-def _one_launch_job(pair: Job, tiles: TileConfig) -> Job:
-    """Returns the job of one launch beside the one of two; its check compares whole chains, where a race would show."""
-    program = _chain_one_launch(tiles)
-
-    def check() -> float:
-        return relative_error(jax.jit(program)(*pair.arguments), jax.jit(pair.program)(*pair.arguments))
-
-    label = {name: pair.label[name] for name in ("kernel", "case")} | {"tiles": pair.label["tiles"] + "_one_launch"}
-    return dataclasses.replace(pair, label=label, program=program, check=check, tolerance=1e-6)
-
-
-def _case_jobs(
-    k: jax.Array, v: jax.Array, num_rows: int, context: int, *, choices: Sequence[TileConfig], with_one_launch: bool
-) -> list[Job]:
+def _case_jobs(k: jax.Array, v: jax.Array, num_rows: int, context: int) -> list[Job]:
     rng = np.random.default_rng(num_rows * context)
     width = context // _BLOCK
     num_bytes = 2 * num_rows * context * _KV_HEADS * _HEAD_DIM * 2
@@ -134,13 +103,11 @@ def _case_jobs(
             check=lambda: relative_error(jax.jit(attend, static_argnums=5)(q, k, v, tables[0, 0], lens, 0), expected),
         )
 
-    jobs = [] if with_one_launch else [job("xla", xla_paged_attention)]
+    jobs = [job("xla", xla_paged_attention)]
     key = tuning_key(head_dim=_HEAD_DIM, num_groups=_HEADS // _KV_HEADS, block_size=_BLOCK, dtype="bfloat16")
-    for tiles in choices:
+    for tiles in candidates():
         attend = functools.partial(paged_attention, tiles=tiles)
         jobs.append(job(tiles.label, attend, key=key, config=dataclasses.asdict(tiles)))
-        if with_one_launch:
-            jobs.append(_one_launch_job(jobs[-1], tiles))
     return jobs
 
 
@@ -174,26 +141,10 @@ def run(reporter: Reporter, *, is_brief: bool) -> None:
         _run_case(reporter, pools, num_rows, context)
 
 
-def run_hypotheses(reporter: Reporter) -> None:
-    """Times the tiles of run 2, each with two launches and with one."""
-    pools = (_draw_pool(2048, 1), _draw_pool(2048, 2))
-    for num_rows, context in ((1, 512), (8, 512), (1, 1024), (32, 1024), (8, 1024), (1, 8192), (64, 256)):
-        _run_case(reporter, pools, num_rows, context, choices=hypotheses(), with_one_launch=True)
-
-
-def _run_case(
-    reporter: Reporter,
-    pools: tuple[jax.Array, jax.Array],
-    num_rows: int,
-    context: int,
-    *,
-    choices: Sequence[TileConfig] | None = None,
-    with_one_launch: bool = False,
-) -> None:
+def _run_case(reporter: Reporter, pools: tuple[jax.Array, jax.Array], num_rows: int, context: int) -> None:
     label = {"kernel": "paged_attention", "case": f"b{num_rows}_c{context}", "tiles": "all"}
     if reporter.is_out_of_time:
         reporter.emit(**label, status="NOT RUN: budget spent")
         return
-    options: dict[str, Any] = {"choices": choices or candidates(), "with_one_launch": with_one_launch}
-    jobs = reporter.guarded(label, lambda: _case_jobs(*pools, num_rows, context, **options))
+    jobs = reporter.guarded(label, lambda: _case_jobs(*pools, num_rows, context))
     run_jobs(jobs or (), reporter)

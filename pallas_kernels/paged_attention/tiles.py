@@ -65,11 +65,5 @@ def choose_tiles(*, device: str, head_dim: int, num_groups: int, block_size: int
 def candidates() -> tuple[TileConfig, ...]:
     """Returns the tiles that a tuner times, the likeliest first."""
     sizes = [(256, 64, 4, 3), (256, 64, 4, 2), (256, 64, 2, 4), (128, 64, 4, 2), (512, 64, 4, 4), (256, 128, 4, 2)]
-    sizes += [(256, 32, 2, 4), (128, 128, 4, 1), (256, 128, 8, 2), (256, 256, 8, 1)]
-    return tuple(TileConfig(split_tokens=s, tile_tokens=t, num_warps=w, num_stages=p) for s, t, w, p in sizes)
-
-
-def hypotheses() -> tuple[TileConfig, ...]:
-    """Returns the tiles of run 2 in NOTES.md, the best of run 1 first."""
-    sizes = [(256, 128, 4, 2), (128, 128, 4, 1), (64, 64, 4, 1), (64, 64, 2, 1), (128, 128, 8, 1)]
+    sizes += [(256, 32, 2, 4), (128, 128, 4, 1), (64, 64, 2, 1), (256, 128, 8, 2), (256, 256, 8, 1)]
     return tuple(TileConfig(split_tokens=s, tile_tokens=t, num_warps=w, num_stages=p) for s, t, w, p in sizes)

@@ -38,6 +38,7 @@ class BucketSpec:
       decode_rows: T = B where every row computes one token.
       mixed_tokens: T of other steps, whose B is mixed_rows.
       table_widths: P.
+      has_greedy_programs: whether steps that sample nothing randomly have programs of their own.
     """
 
     decode_rows: tuple[int, ...]
@@ -45,15 +46,16 @@ class BucketSpec:
     mixed_rows: int
     table_widths: tuple[int, ...]
     tiles: TileChoice
+    has_greedy_programs: bool = False
 
     def choose(self, plan: StepPlan) -> StepLayout:
         """Returns the smallest layout that holds the plan."""
         num_rows = len(plan.scheduled)
         width = _first_at_least(self.table_widths, max(len(item.seq.block_ids) for item in plan.scheduled))
         has_scores = any(item.seq.request.score for item in plan.scheduled)
-        if plan.num_tokens == num_rows:
-            return self._decode(_first_at_least(self.decode_rows, num_rows), width, has_scores)
-        return self._mixed(_first_at_least(self.mixed_tokens, plan.num_tokens), width, has_scores)
+        is_greedy = self.has_greedy_programs and not any(item.seq.request.params.temperature for item in plan.scheduled)
+        make = self._decode if plan.num_tokens == num_rows else self._mixed
+        return make(self.choose_tokens(plan), width, has_scores, is_greedy)
 
     def choose_tokens(self, plan: StepPlan) -> int:
         """Returns T of the layout that holds the plan; only its rows are read, so an applied plan will do."""
@@ -63,11 +65,13 @@ class BucketSpec:
 
     def layouts(self, *, has_scores: bool) -> list[StepLayout]:
         """Returns every layout that `choose` can give, largest first."""
-        decode = [self._decode(r, w, has_scores) for r, w in itertools.product(self.decode_rows, self.table_widths)]
-        mixed = [self._mixed(t, w, has_scores) for t, w in itertools.product(self.mixed_tokens, self.table_widths)]
-        return list(dict.fromkeys(decode + mixed))[::-1]
+        greedy = (True, False) if self.has_greedy_programs else (False,)
+        decode = itertools.product(self.decode_rows, self.table_widths, (has_scores,), greedy)
+        mixed = itertools.product(self.mixed_tokens, self.table_widths, (has_scores,), greedy)
+        layouts = [self._decode(*sizes) for sizes in decode] + [self._mixed(*sizes) for sizes in mixed]
+        return list(dict.fromkeys(layouts))[::-1]
 
-    def _decode(self, num_rows: int, width: int, has_scores: bool) -> StepLayout:
+    def _decode(self, num_rows: int, width: int, has_scores: bool, is_greedy: bool) -> StepLayout:
         return StepLayout(
             num_tokens=num_rows,
             num_rows=num_rows,
@@ -75,9 +79,10 @@ class BucketSpec:
             query_tile=1,
             row_tile=self.tiles.row_tile(num_rows),
             has_scores=has_scores,
+            is_greedy=is_greedy,
         )
 
-    def _mixed(self, num_tokens: int, width: int, has_scores: bool) -> StepLayout:
+    def _mixed(self, num_tokens: int, width: int, has_scores: bool, is_greedy: bool) -> StepLayout:
         return StepLayout(
             num_tokens=num_tokens,
             num_rows=self.mixed_rows,
@@ -85,6 +90,7 @@ class BucketSpec:
             query_tile=self.tiles.query_tile,
             row_tile=self.tiles.row_tile(num_tokens),
             has_scores=has_scores,
+            is_greedy=is_greedy,
         )
 
 
@@ -112,6 +118,7 @@ def padded_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_le
         mixed_rows=config.max_num_seqs,
         table_widths=_ladder(max(8, CONTEXT_TILE // layout.block_size), _table_width(layout, max_model_len), 4),
         tiles=TileChoice(query_tile=LARGE_QUERY_TILE),
+        has_greedy_programs=True,
     )
 
 

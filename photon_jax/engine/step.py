@@ -73,7 +73,12 @@ def step(
         seq_len=config.max_model_len,
     )
     token_ids, logprobs = head_sample(
-        hidden[inputs.logits_indices], inputs, params, config=config.model, tiles=row_tiles
+        hidden[inputs.logits_indices],
+        inputs,
+        params,
+        config=config.model,
+        tiles=row_tiles,
+        is_greedy=layout.is_greedy,
     )
     state = BatchState(last_token=state.last_token.at[inputs.state_slots].set(token_ids))
     scores: tuple[jax.Array | None, jax.Array | None] = (None, None)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import paged_attention
 from photon_jax.cache.kv_cache import KVCache, write_kv
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
@@ -76,8 +77,11 @@ def attention(
 ) -> jax.Array:  # [T H d]
     """Returns causal attention of each token over its own sequence's cache.
 
-    Both implementations walk over the work list of items: up to query_tile tokens of one sequence.
+    The implementations walk over the work list of items: up to query_tile tokens of one sequence. The Triton kernel
+    computes steps where every row has one token; the others fall to the XLA form.
     """
+    if kernels.attention == "triton" and query_tile == 1:
+        return paged_attention(q, cache.k, cache.v, inputs.block_tables, inputs.positions + 1, layer_index)
     num_tokens = q.shape[0]
     padded = jnp.pad(q, ((0, query_tile - 1), (0, 0), (0, 0)))  # an item may reach past the last token
     positions = jnp.pad(inputs.positions, (0, query_tile - 1))

@@ -27,16 +27,21 @@ def head_sample(
     *,
     config: ModelConfig,
     tiles: RowTiles | None,
+    is_greedy: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns token_ids i32[B] and logprobs f32[B 3] (raw, after temperature, of the sampling distribution).
 
     A row with temperature 0 takes the argmax (ties: the lowest id); its second log-probability equals the first and
     its third is 0. Stop ids of a row whose masks_stops is 1 are never sampled.
+
+    Args:
+      is_greedy: whether all rows have temperature 0: the program then holds no branch for the others. A branch costs a
+        GPU's step 0.4 ms, since the host has to read which way to go (measured on an H200).
     """
 
     def compute(hidden: jax.Array, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = _final_logits(hidden, params, config)
-        return _sample(logits, dict(zip(_ROW_FIELDS, rows, strict=True)))
+        return _sample(logits, dict(zip(_ROW_FIELDS, rows, strict=True)), is_greedy)
 
     token_ids, logprobs = map_rows(compute, tiles, hidden, *(getattr(inputs, name) for name in _ROW_FIELDS))
     return token_ids, logprobs
@@ -85,7 +90,7 @@ def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig) -> jax
     return head_logits(normed.astype(params.head.dtype), params.head)
 
 
-def _sample(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _sample(logits: jax.Array, rows: dict[str, jax.Array], is_greedy: bool) -> tuple[jax.Array, jax.Array]:
     temperature = rows["temperature"]
     allowed = _mask_stops(logits, rows)
     greedy = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
@@ -95,19 +100,21 @@ def _sample(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, j
         return greedy, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1)
 
     def some_random(_: None) -> tuple[jax.Array, jax.Array]:
-        is_greedy = temperature <= 0.0
-        heat = jnp.expand_dims(jnp.where(is_greedy, 1.0, temperature), 1)
+        is_cold = temperature <= 0.0
+        heat = jnp.expand_dims(jnp.where(is_cold, 1.0, temperature), 1)
         kept = _filter(_heated(allowed, heat), rows)
         noise = jax.vmap(_row_noise, in_axes=(0, 0, 0, 0, None))(
             rows["seeds"], rows["prompt_digests"], rows["sample_indices"], rows["sample_positions"], logits.shape[1]
         )
         drawn = jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
-        token = jnp.where(is_greedy, greedy, drawn)
+        token = jnp.where(is_cold, greedy, drawn)
         raw = _logprob_at(logits, token)
-        tempered = jnp.where(is_greedy, raw, _logprob_at(_heated(logits, heat), token))
-        sampling = jnp.where(is_greedy, 0.0, _logprob_at(kept, token))
+        tempered = jnp.where(is_cold, raw, _logprob_at(_heated(logits, heat), token))
+        sampling = jnp.where(is_cold, 0.0, _logprob_at(kept, token))
         return token, jnp.stack([raw, tempered, sampling], axis=1)
 
+    if is_greedy:
+        return all_greedy(None)
     token, logprobs = lax.cond(jnp.any(temperature > 0.0), some_random, all_greedy, None)
     return token, logprobs
 

@@ -62,3 +62,9 @@ def test_gpu_greedy_tokens_in_float32_equal_the_cpus(demo_path):
 def test_gpu_scores_in_bfloat16_are_close(demo_path):
     with open_llm(demo_path, dtype="bfloat16") as llm:
         assert mean_logprob_difference(llm) < 2e-2
+
+
+@pytest.mark.gpu
+def test_gpu_greedy_tokens_with_the_triton_attention_kernel_equal_the_cpus(demo_path):
+    with open_llm(demo_path, dtype="float32", attention="triton") as llm:
+        check_greedy_tokens(llm)

@@ -24,13 +24,13 @@ LIMITS = ((1, 1), (1, 7), (2, 512), (7, 7), (8, 8), (9, 20), (31, 33), (32, 64),
 GEOMETRIES = ((1, 40), (4, 300), (16, 2048), (64, 1000), (64, 64), (128, 130))  # block size, max_model_len
 
 
-def make_plan(counts, *, num_blocks=1, score_row=None):
+def make_plan(counts, *, num_blocks=1, score_row=None, temperature=1.0):
     rows = []
     for row, count in enumerate(counts):
         request = Request(
             request_id=str(row),
             prompt_token_ids=(1,) * count,
-            params=SamplingParams(max_tokens=1),
+            params=SamplingParams(max_tokens=1, temperature=temperature),
             score=row == score_row,
         )
         blocks = list(range(1, 1 + num_blocks)) if row == 0 else [1]
@@ -86,8 +86,10 @@ def test_layouts_are_those_that_can_be_chosen_each_once():
         layouts = spec.layouts(has_scores=False)
         sizes = {(rows, rows, 1) for rows in spec.decode_rows}
         sizes |= {(tokens, spec.mixed_rows, spec.tiles.query_tile) for tokens in spec.mixed_tokens}
-        found = [(layout.num_tokens, layout.num_rows, layout.query_tile, layout.table_width) for layout in layouts]
-        assert sorted(found) == sorted((*size, width) for size in sizes for width in spec.table_widths), spec
+        kinds = (False, True) if spec.has_greedy_programs else (False,)
+        found = [(lay.num_tokens, lay.num_rows, lay.query_tile, lay.table_width, lay.is_greedy) for lay in layouts]
+        wanted = [(*size, *rest) for size in sizes for rest in itertools.product(spec.table_widths, kinds)]
+        assert sorted(found) == sorted(wanted), spec
         assert layouts[0].num_tokens == spec.mixed_tokens[-1]  # the largest is compiled first
         assert layouts[0].table_width == spec.table_widths[-1]
         assert not any(layout.has_scores for layout in layouts)
@@ -131,6 +133,18 @@ def test_the_smallest_sizes_are_chosen(counts, num_blocks, expected):
     layout = SPEC.choose(make_plan(counts, num_blocks=num_blocks))
     fields = (layout.num_tokens, layout.num_rows, layout.table_width, layout.query_tile, layout.row_tile)
     assert fields == expected
+
+
+def test_padded_steps_without_random_rows_have_programs_of_their_own():
+    config, layout = (
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+        CacheLayout(num_blocks=9, block_size=64),
+    )
+    padded = padded_buckets(config, layout, max_model_len=256)
+    tiled = tiled_buckets(config, layout, max_model_len=256, tiles=TileChoice())
+    assert padded.choose(make_plan((1, 1), temperature=0.0)).is_greedy
+    assert not padded.choose(make_plan((1, 1), temperature=0.5)).is_greedy
+    assert not tiled.choose(make_plan((1, 1), temperature=0.0)).is_greedy
 
 
 def test_a_plan_beyond_the_largest_bucket_is_a_bug_that_says_so():

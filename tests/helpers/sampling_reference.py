@@ -91,21 +91,28 @@ def logits_of(hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
     return np.asarray(_logits(jnp.asarray(hidden), head_params(head)))
 
 
-@functools.partial(jax.jit, static_argnames=("tile",))
-def _draw(hidden, inputs, params, num_rows, *, tile):
+@functools.partial(jax.jit, static_argnames=("tile", "is_greedy"))
+def _draw(hidden, inputs, params, num_rows, *, tile, is_greedy):
     config = tiny_config(rms_norm_eps=EPS, vocab_size=params.head.shape[0], hidden_size=params.head.shape[1])
     tiles = None if tile is None else RowTiles(tile, num_rows)
-    return head_sample(hidden, inputs, params, config=config, tiles=tiles)
+    return head_sample(hidden, inputs, params, config=config, tiles=tiles, is_greedy=is_greedy)
 
 
 def draw(
-    hidden: np.ndarray, head: np.ndarray, *, tile: int | None = 8, num_rows: int | None = None, **fields: object
+    hidden: np.ndarray,
+    head: np.ndarray,
+    *,
+    tile: int | None = 8,
+    num_rows: int | None = None,
+    is_greedy: bool = False,
+    **fields: object,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns token_ids i32[B] and logprobs f32[B 3] of hidden states f32[B D] under an output projection f32[V D]."""
     rows = len(hidden)
     inputs = sampling_inputs(rows, **fields)
     num_rows = rows if num_rows is None else num_rows
-    token_ids, logprobs = _draw(jnp.asarray(hidden), inputs, head_params(head), jnp.int32(num_rows), tile=tile)
+    arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(num_rows))
+    token_ids, logprobs = _draw(*arrays, tile=tile, is_greedy=is_greedy)
     return np.asarray(token_ids), np.asarray(logprobs)
 
 

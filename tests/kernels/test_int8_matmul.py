@@ -14,7 +14,6 @@ from pallas_kernels.int8_matmul import (
     fused_matmul_reference,
 )
 from pallas_kernels.int8_matmul.cases import Case, llama_1b_shapes, make_inputs, real_cases, small_cases
-from pallas_kernels.int8_matmul.mosaic_gpu import matmul_mosaic
 from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, row_bucket
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 5e-3}
@@ -179,12 +178,11 @@ FUSED_TILES = (
 
 @pytest.mark.parametrize("tiles", FUSED_TILES, ids=lambda tiles: tiles.label)
 @pytest.mark.parametrize(("is_gated", "group_size"), [(True, 128), (False, 0)])
-def test_norm_gate_and_residual_ride_with_the_product(tiles, is_gated, group_size):
+def test_gate_and_residual_ride_with_the_product(tiles, is_gated, group_size):
     x, weight, scale = make_inputs(Case(name="fused", m=2, n=96, k=256, group_size=group_size))
     rng = np.random.default_rng(1)
-    norm_weight = jnp.asarray(rng.uniform(0.5, 1.5, 256), jnp.float32)
     residual = jnp.asarray(rng.standard_normal((2, 48 if is_gated else 96)), jnp.float32)
-    options = {"group_size": group_size, "norm_weight": norm_weight, "residual": residual, "is_gated": is_gated}
+    options = {"group_size": group_size, "residual": residual, "is_gated": is_gated}
     expected = fused_matmul_reference(3 * x, weight, scale, **options)
     found = fused_matmul(3 * x, weight, scale, **options, tiles=tiles, interpret=True)
     assert relative_error(found, expected) < 1e-5
@@ -193,17 +191,5 @@ def test_norm_gate_and_residual_ride_with_the_product(tiles, is_gated, group_siz
 
 def test_parts_around_a_product_must_fit_it():
     x, weight, scale = make_inputs(small_cases()[0])
-    with pytest.raises(ValueError, match=r"needs a norm weight \(256,\), got \(64,\)"):
-        fused_matmul(x, weight, scale, group_size=128, norm_weight=jnp.ones(64))
     with pytest.raises(ValueError, match=r"the shape of the result, \(1, 32\), got \(1, 64\)"):
         fused_matmul(x, weight, scale, group_size=128, residual=jnp.ones((1, 64)), is_gated=True)
-
-
-@pytest.mark.parametrize(("m", "n", "k", "splits"), [(8, 16384, 2048, 1), (16, 2048, 8192, 8)])
-def test_the_mosaic_kernel_lowers_for_cuda(m, n, k, splits):
-    arguments = (
-        *(jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct((n, k), jnp.int8)),
-        jax.ShapeDtypeStruct((k // 128, n), jnp.float32),
-    )
-    text = lower_for_cuda(lambda *a: matmul_mosaic(*a, group_size=128, k_splits=splits, num_stages=6), *arguments)
-    assert text is None or "mosaic_gpu" in text

@@ -9,7 +9,6 @@ import pytest
 from helpers.cuda_lowering import lower_for_cuda
 
 from pallas_kernels import KernelUnsupportedError, paged_attention, paged_attention_reference
-from pallas_kernels.paged_attention import paged_attention_one_launch
 from pallas_kernels.paged_attention.cases import Case, make_inputs, real_cases, small_cases
 from pallas_kernels.paged_attention.tiles import TileConfig, candidates, heuristic
 
@@ -163,28 +162,3 @@ def test_tiles_are_checked():
         TileConfig(tile_tokens=8)
     with pytest.raises(ValueError, match="split_tokens must be a multiple of tile_tokens, got 64 and 128"):
         TileConfig(split_tokens=64, tile_tokens=128)
-
-
-@pytest.mark.parametrize("case", [small_cases()[1], small_cases()[4]], ids=lambda case: case.name)
-def test_one_launch_gives_the_bits_of_two_and_leaves_the_counters_at_zero(case):
-    inputs = make_inputs(case, is_poisoned=True)
-    counters = jnp.zeros((inputs.q.shape[0], case.num_kv_heads), jnp.int32)
-    tiles = dataclasses.replace(SMALL_TILES, tile_tokens=64)
-    expected = paged_attention(*inputs, LAYER, tiles=tiles, interpret=True)
-    touched = (jnp.full((9, 8192), jnp.nan, jnp.float32),)
-    found, counters = paged_attention_one_launch(*inputs, LAYER, counters, touched=touched, tiles=tiles, interpret=True)
-    np.testing.assert_array_equal(found, expected)
-    assert not np.any(counters)
-
-
-def test_one_launch_lowers_for_cuda():
-    cache = jax.ShapeDtypeStruct((16, 512, 8, 64, 64), jnp.bfloat16)
-    arguments = (
-        *(jax.ShapeDtypeStruct((8, 32, 64), jnp.bfloat16), cache, cache),
-        *(jax.ShapeDtypeStruct((8, 32), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)),
-    )
-    counters, touched = jax.ShapeDtypeStruct((8, 8), jnp.int32), jax.ShapeDtypeStruct((2048, 2048), jnp.int8)
-    text = lower_for_cuda(
-        lambda c, w, *a: paged_attention_one_launch(*a, 3, c, touched=(w, w)), counters, touched, *arguments
-    )
-    assert text is None or text.count("xla.gpu.triton") == 1

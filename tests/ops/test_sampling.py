@@ -227,3 +227,13 @@ def test_score_is_the_log_softmax_at_the_target(is_tiled):
     np.testing.assert_array_equal(is_greedy, targets == logits.argmax(axis=1))
     assert is_greedy[:4].all()
     assert not is_greedy[4:8].any()
+
+
+def test_a_program_for_greedy_rows_gives_what_the_general_one_gives():
+    rng = np.random.default_rng(11)
+    hidden = rng.standard_normal((8, 16)).astype(np.float32)
+    head = rng.standard_normal((50, 16)).astype(np.float32)
+    fields = {"temperature": 0.0, "masks_stops": 1, "num_stop_ids": 1, "stop_ids": 7}
+    general, greedy = draw(hidden, head, **fields), draw(hidden, head, is_greedy=True, **fields)
+    assert np.array_equal(general[0], greedy[0])
+    np.testing.assert_allclose(general[1], greedy[1], rtol=1e-6, atol=1e-6)
