@@ -53,7 +53,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = dataclasses.field(default=64, metadata={"help": "sequences that run at once"})
     max_num_batched_tokens: int = dataclasses.field(default=512, metadata={"help": "tokens computed in one step"})
-    max_waiting: int = dataclasses.field(default=100_000, metadata={"help": "requests that may wait"})
+    max_waiting: int = dataclasses.field(default=1_000_000, metadata={"help": "requests that may wait"})
 
     def __post_init__(self) -> None:
         _require_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_waiting")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from photon_jax.config import CacheConfig, EngineConfig, SchedulerConfig
-from photon_jax.engine.engine import start_engine
+from photon_jax.engine.engine import affordable_blocks, start_engine
 from photon_jax.local_client import LocalClient, Prompt
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
@@ -76,7 +76,9 @@ def _config_for(config: ModelConfig, prompts: Sequence[Prompt], params: Sequence
     num_seqs = min(sum(count for _, count in lengths), MAX_NUM_SEQS)
     block_size = CacheConfig().block_size
     longest = sorted((-(-length // block_size) for length, count in lengths for _ in range(count)), reverse=True)
-    num_blocks = _power_of_two(sum(longest[:MAX_NUM_SEQS])) + 1
+    num_blocks = (
+        min(_power_of_two(sum(longest[:MAX_NUM_SEQS])), max(affordable_blocks(config, CacheConfig()), longest[0])) + 1
+    )
     return EngineConfig(
         dtype=config.dtype,  # type: ignore[arg-type]
         max_model_len=min(_power_of_two(max(length for length, _ in lengths)), most),

@@ -146,6 +146,10 @@ class LLM:
         Args:
           messages: one conversation, a list of {"role": ..., "content": ...}, or a list of conversations.
         """
+        if isinstance(messages, Mapping) or not isinstance(messages, Sequence):
+            raise RequestError(
+                f"messages must be a list of {{role, content}}, or a list of such lists, got {messages!r}"
+            )
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if is_one else messages
         return self._generate([self._encode_chat(each) for each in conversations], sampling_params, progress)  # type: ignore[arg-type]
@@ -243,6 +247,7 @@ def _find_tokenizer(checkpoint: LoadedCheckpoint) -> Tokenizer | None:
 
 
 def _eos_union(checkpoint: LoadedCheckpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Returns every id that ends a sequence: those of the configs, and the tokenizer's own."""
+    """Returns every id that ends a sequence: those of the configs, and the tokenizer's own; each can be sampled."""
     own = () if tokenizer is None else tokenizer.eos_token_ids
-    return tuple(dict.fromkeys((*checkpoint.eos_token_ids, *own)))
+    union = dict.fromkeys((*checkpoint.eos_token_ids, *own))
+    return tuple(token_id for token_id in union if 0 <= token_id < checkpoint.config.vocab_size)

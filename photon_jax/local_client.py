@@ -1,7 +1,9 @@
 """Local client: submits prompts to an engine in this process and turns its token deltas into request outputs."""
 
+import collections
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
@@ -114,7 +116,7 @@ class Submission:
 
 
 class LocalClient:
-    """Submits prompts and runs the engine's steps; several callers may take turns, each gets its own results."""
+    """Submits prompts and runs the engine's steps; several callers, also in threads, each get their own results."""
 
     def __init__(
         self,
@@ -142,6 +144,7 @@ class LocalClient:
         self._sampling_defaults = {name: value for name, value in defaults.items() if value is not None}
         self._seed_words = tuple(seed_words)
         self._indices = itertools.count()
+        self._lock = threading.RLock()
         self._live: dict[str, tuple[Submission, _Sample]] = {}  # by request id
 
     def submit_all(
@@ -178,9 +181,10 @@ class LocalClient:
         samples = [_Sample(request, TextStream(self._tokenizer, resolved)) for request in requests]
         submission = Submission(f"request-{index}", prompt, resolved, samples, time.perf_counter())
         try:
-            for sample in samples:
-                scheduler.add(sample.request)
-                self._live[sample.request.request_id] = (submission, sample)
+            with self._lock:
+                for sample in samples:
+                    scheduler.add(sample.request)
+                    self._live[sample.request.request_id] = (submission, sample)
         except BaseException:
             self.abort_all([submission])
             raise
@@ -200,7 +204,8 @@ class LocalClient:
         if params.seed is None:
             words = np.random.SeedSequence([*self._seed_words, index]).generate_state(2)
         else:
-            words = np.array([params.seed & 0xFFFFFFFF, params.seed >> 32 & 0xFFFFFFFF])
+            seed = int(params.seed)
+            words = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
         return [
             Request(
                 request_id=f"request-{index}-{sample_index}",
@@ -216,8 +221,12 @@ class LocalClient:
 
     def run(self, submissions: Sequence[Submission], on_step: Callable[[], None] | None = None) -> None:
         """Steps the engine until all submissions are finished; on any error or interrupt they are aborted."""
+        left = collections.deque(submissions)
         try:
-            while not all(submission.is_finished for submission in submissions):
+            while left:
+                if left[0].is_finished:
+                    left.popleft()
+                    continue
                 self.step()
                 if on_step is not None:
                     on_step()
@@ -247,8 +256,8 @@ class LocalClient:
     def abort_all(self, submissions: Sequence[Submission]) -> None:
         """Ends what is unfinished of the submissions; their blocks are free at once."""
         now = time.perf_counter()
-        for submission in submissions:
-            for sample in submission.samples:
+        with self._lock:
+            for submission, sample in ((each, sample) for each in submissions for sample in each.samples):
                 request_id = sample.request.request_id
                 if request_id in self._live:
                     self._engine.scheduler.abort(request_id)
@@ -260,6 +269,10 @@ class LocalClient:
 
     def step(self) -> None:
         """Runs one step of the engine and hands out what it made."""
+        with self._lock:
+            self._step()
+
+    def _step(self) -> None:
         deltas = self._engine.step()
         now = time.perf_counter()
         for item in self._engine.last_plan.scheduled:

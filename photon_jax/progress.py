@@ -8,6 +8,8 @@ from tqdm import tqdm
 
 from photon_jax.local_client import Submission
 
+REFRESH_S = 0.1
+
 
 @contextlib.contextmanager
 def loading_bar(enabled: bool) -> Iterator[Callable[[str, int, int], None]]:
@@ -24,16 +26,23 @@ def loading_bar(enabled: bool) -> Iterator[Callable[[str, int, int], None]]:
 @contextlib.contextmanager
 def request_bar(submissions: Sequence[Submission], enabled: bool) -> Iterator[Callable[[], None]]:
     """Shows finished requests and output tokens per second; yields what to call after each step."""
-    begin = time.perf_counter()
+    begin = shown_at = time.perf_counter()
     with tqdm(total=len(submissions), unit="request", disable=not enabled) as bar:
 
         def on_step() -> None:
+            nonlocal shown_at
+            if time.perf_counter() - shown_at >= REFRESH_S:
+                show()
+                shown_at = time.perf_counter()
+
+        def show() -> None:
             num_finished = sum(submission.is_finished for submission in submissions)
             num_tokens = sum(submission.num_output_tokens for submission in submissions)
             bar.set_postfix_str(f"{num_tokens / (time.perf_counter() - begin):.1f} tokens/s", refresh=False)
             bar.update(num_finished - bar.n)
 
         yield on_step if enabled else _do_nothing
+        show()
 
 
 def _do_nothing() -> None:

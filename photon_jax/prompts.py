@@ -1,7 +1,7 @@
 """Prompts as callers write them, made into one shape: a list of token ids and one SamplingParams for each."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from photon_jax.errors import RequestError
 from photon_jax.local_client import Prompt
@@ -19,6 +19,8 @@ def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
     """
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping):
+        raise RequestError(f"a prompt is a text or a list of token ids, got {prompts!r}")
     if not isinstance(prompts, Iterable):
         raise RequestError(f"prompts are a text, token ids or a list of either, got {prompts!r}")
     listed = list(prompts)

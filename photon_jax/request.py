@@ -2,8 +2,7 @@
 
 import dataclasses
 import enum
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -65,9 +64,12 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        for name in ("n", "min_tokens"):
+            if getattr(self, name) is None:
+                raise RequestError(f"{name} must be an integer, got None; leave it out for its default")
         if len(stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in stop):
             raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings, got {self.stop!r}")
         self._check_int("n", 1, MAX_SAMPLES)
@@ -96,7 +98,7 @@ class SamplingParams:
         if value is None:
             return
         is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-        if not (is_number and math.isfinite(value) and low <= value <= high):
+        if not (is_number and low <= value <= high):  # which NaN and infinities fail too
             raise RequestError(f"{name} must be a finite number in [{low}, {high}], got {value!r}")
 
     def resolve(self, defaults: Mapping[str, object]) -> "SamplingParams":
@@ -109,6 +111,15 @@ class SamplingParams:
             name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(self, name) is None
         }
         return dataclasses.replace(self, **filled)  # type: ignore[arg-type]
+
+
+def _as_tuple(name: str, value: object) -> tuple[object, ...]:
+    """Returns the items of a list of stops; None is none of them."""
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable):
+        raise RequestError(f"{name} must be a list, got {value!r}")
+    return tuple(value)
 
 
 def _is_int(value: object) -> bool:

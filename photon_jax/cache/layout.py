@@ -40,9 +40,14 @@ def plan_cache(config: CacheConfig, *, bytes_per_block: int, free_bytes: int, ma
       max_useful_tokens: tokens beyond which the scheduler's limits leave blocks idle.
 
     Raises:
-      ConfigError: not even one usable block fits.
+      ConfigError: not even one usable block fits, or num_blocks is given and doesn't.
     """
     if config.num_blocks is not None:
+        if config.num_blocks * bytes_per_block > free_bytes:
+            raise ConfigError(
+                f"num_blocks {config.num_blocks} need {config.num_blocks * bytes_per_block} bytes, {free_bytes} are "
+                "free; lower num_blocks, or leave it out to take what fits"
+            )
         return CacheLayout(num_blocks=config.num_blocks, block_size=config.block_size)
     budget = int(free_bytes * config.memory_fraction)
     num_blocks = min(budget // bytes_per_block, -(-max_useful_tokens // config.block_size) + 1)

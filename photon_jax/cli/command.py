@@ -1,11 +1,12 @@
 """What the command lines share: flags of every command, start and end of the process, the compile cache, loading."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
 import photon_jax
 from photon_jax.cli.flags import define_engine_flags
@@ -63,6 +64,10 @@ def run_command(
     jax.config.config_with_absl()
 
     def body(arguments: Sequence[str]) -> int:
+        if not flag_values["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal's encoding may lack what the model writes
         if len(arguments) > 1:
             raise app.UsageError(f"unexpected argument {arguments[1]!r}: everything is given as --flag=value")
         return exit_code_of(lambda: main(flag_values))

@@ -38,7 +38,7 @@ def read_prompts(path: str, defaults: SamplingParams) -> list[PromptLine]:
       RequestError: the file can't be read or holds no request, or a line is wrong; names the line's number.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             lines = file.readlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"prompts file {path!r} can't be read: {error}") from error
@@ -48,7 +48,7 @@ def read_prompts(path: str, defaults: SamplingParams) -> list[PromptLine]:
             continue
         try:
             requests.append(_parse_line(line, defaults))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RequestError(f"{path}, line {number}: {error}") from error
     if not requests:
         raise RequestError(
@@ -72,12 +72,14 @@ def _parse_line(line: str, defaults: SamplingParams) -> PromptLine:
     identity = record.get("id")
     if identity is not None and (isinstance(identity, bool) or not isinstance(identity, str | int)):
         raise RequestError(f"id must be a string or an integer, got {identity!r}")
-    return PromptLine(
+    request = PromptLine(
         prompt=_check_prompt(record["prompt"]) if "prompt" in record else None,
         messages=_check_messages(record["messages"]) if "messages" in record else None,
         params=_params_of(record, defaults),
         identity=identity,
     )
+    json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # what can't come back with its result fails now
+    return request
 
 
 def _params_of(record: dict[str, object], defaults: SamplingParams) -> SamplingParams:
@@ -161,6 +163,8 @@ def open_results(path: str | None) -> Iterator[typing.TextIO]:
     if path is None:
         yield sys.stdout
         return
+    if os.path.isdir(path):
+        raise RequestError(f"output file {path!r} is a folder; name a file")
     partial = f"{path}.partial"
     try:
         file = open(partial, "w", encoding="utf-8")  # noqa: SIM115 (closed below, before the rename)

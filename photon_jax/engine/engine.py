@@ -4,19 +4,20 @@ import dataclasses
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Protocol
 
 import jax
 
 from photon_jax.cache.kv_cache import bytes_per_block
 from photon_jax.cache.layout import CacheLayout, plan_cache
-from photon_jax.config import EngineConfig
+from photon_jax.config import CacheConfig, EngineConfig
 from photon_jax.engine.buckets import BucketSpec, padded_buckets, tiled_buckets
 from photon_jax.engine.metrics import CompileCounter, MemoryLedger
 from photon_jax.engine.runner import ModelRunner, StepHandle
 from photon_jax.engine.step import StepConfig
 from photon_jax.engine.tile_check import choose_tiles
-from photon_jax.errors import EngineDeadError
+from photon_jax.errors import ConfigError, EngineDeadError
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params, num_bytes
 from photon_jax.request import TokenDelta
@@ -35,6 +36,9 @@ class Runner(Protocol):
     def collect(self, handle: StepHandle) -> StepResult:
         """Waits for a step."""
 
+    def reset(self) -> None:
+        """Makes the cache anew, empty."""
+
 
 class Engine:
     """The synchronous loop: schedule, launch, collect, apply.
@@ -48,24 +52,43 @@ class Engine:
         self.scheduler = scheduler
         self.last_plan = StepPlan(())
         self._runner = runner
-        self._is_in_step = False
+        self._num_restarts = 0
+        self._is_planning = False
 
     def step(self) -> list[TokenDelta]:
         """Runs one step; returns what each request got, nothing when there is nothing to do.
 
+        When the device fails, or an interrupt comes while it works, the step's cache is lost: the running requests
+        wait to be computed again, to the same tokens, and the next call goes on.
+
         Raises:
-          EngineDeadError: an earlier step failed, so the cache that it had taken over is lost.
+          EngineDeadError: an earlier step broke off while the host planned, so its books can't be trusted.
         """
-        if self._is_in_step:
-            raise EngineDeadError("an earlier step of this engine failed and took its cache along; make a new engine")
-        self._is_in_step = True
+        if self._is_planning:
+            raise EngineDeadError("an earlier step of this engine broke off while it planned; make a new engine")
+        self._is_planning = True
         plan = self.scheduler.schedule()
         deltas = []
         if plan.scheduled:
             self.last_plan = plan
-            deltas = self.scheduler.apply(plan, self._runner.collect(self._runner.launch(plan)))
-        self._is_in_step = False
+            self._is_planning = False
+            result = self._compute(plan)
+            self._is_planning = True
+            deltas = self.scheduler.apply(plan, result)
+        self._is_planning = False
         return deltas
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        is_done = False
+        try:
+            result = self._runner.collect(self._runner.launch(plan))
+            is_done = True
+            return result
+        finally:
+            if not is_done:
+                self._num_restarts += 1
+                self._runner.reset()
+                self.scheduler.restart(b"restart %d" % self._num_restarts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +132,7 @@ def start_engine(params: Params, model: ModelConfig, config: EngineConfig) -> St
     begin = time.perf_counter()
     device = jax.devices()[0]
     kernels = config.kernels.resolve(device.platform)
-    wanted_len = config.max_model_len or model.max_position_embeddings
+    wanted_len = _model_len(config, model)
     layout = plan_cache(
         config.cache,
         bytes_per_block=bytes_per_block(model, config.cache.block_size),
@@ -136,6 +159,17 @@ def start_engine(params: Params, model: ModelConfig, config: EngineConfig) -> St
     )
 
 
+def _model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Returns the longest sequence asked for, by default what the model was made for."""
+    stretch = model.rope.factor if model.rope.kind == "dynamic" else 1.0
+    limit = int(model.max_position_embeddings * stretch)
+    if config.max_model_len is not None and not 2 <= config.max_model_len <= limit:
+        raise ConfigError(
+            f"max_model_len must be between 2 and the model's {limit} positions, got {config.max_model_len}"
+        )
+    return config.max_model_len or model.max_position_embeddings
+
+
 def _make_buckets(params: Params, step_config: StepConfig, config: EngineConfig, layout: CacheLayout) -> BucketSpec:
     max_model_len = min(step_config.max_model_len, layout.max_tokens + 1)
     if step_config.kernels.linear != "reference":
@@ -151,9 +185,20 @@ def _max_useful_tokens(config: EngineConfig, max_model_len: int, platform: str) 
     return min(most, max(CPU_CACHE_TOKENS, config.max_model_len or 0))
 
 
+def affordable_blocks(model: ModelConfig, cache: CacheConfig) -> int:
+    """Returns how many blocks a cache can have, the null block not counted, without taking the machine's memory."""
+    device = jax.devices()[0]
+    fitting = int(free_bytes(device) * cache.memory_fraction) // bytes_per_block(model, cache.block_size) - 1
+    return fitting if device.platform != "cpu" else min(fitting, CPU_CACHE_TOKENS // cache.block_size)
+
+
 def free_bytes(device: jax.Device) -> int:
     """Returns the memory that a device can still give; on a CPU the host's available memory."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,9 @@
 """Model runner: owns weights, cache and batch state on the device, launches steps and collects their results."""
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,13 @@ class StepHandle:
     outputs: jax.Array  # i32[packed_size(output_fields(layout))]
 
 
+@contextlib.contextmanager
+def pinned_settings() -> Iterator[None]:
+    """Holds the settings of JAX that would change a step's results, whatever the process has set for itself."""
+    with jax.enable_x64(False), jax.threefry_partitionable(True):
+        yield
+
+
 class ModelRunner:
     """Launches steps in the bucket that holds them.
 
@@ -40,20 +49,25 @@ class ModelRunner:
         self.params = params
         self.config = config
         self.buckets = buckets
-        self.cache: KVCache = init_kv_cache(config.model, cache_layout)
-        self.state: BatchState = init_batch_state(max_num_seqs)
         self._cache_layout = cache_layout
         self._max_num_seqs = max_num_seqs
-        self._builder = InputBuilder(block_size=cache_layout.block_size, max_num_seqs=max_num_seqs)
+        self.reset()
         self._workspaces: dict[StepLayout, int] = {}
+
+    def reset(self) -> None:
+        """Makes cache and state anew; those of a step that broke off may be gone with it."""
+        self.cache: KVCache = init_kv_cache(self.config.model, self._cache_layout)
+        self.state: BatchState = init_batch_state(self._max_num_seqs)
+        self._builder = InputBuilder(block_size=self._cache_layout.block_size, max_num_seqs=self._max_num_seqs)
 
     def launch(self, plan: StepPlan) -> StepHandle:
         """Starts the plan's step and returns without waiting for it."""
         layout = self.buckets.choose(plan)
         packed = jax.device_put(self._builder.build(plan, layout))
-        outputs, self.cache, self.state = jit_step(
-            self.params, self.cache, self.state, packed, layout=layout, config=self.config
-        )
+        with pinned_settings():
+            outputs, self.cache, self.state = jit_step(
+                self.params, self.cache, self.state, packed, layout=layout, config=self.config
+            )
         return StepHandle(plan, layout, outputs)
 
     def collect(self, handle: StepHandle) -> StepResult:
@@ -73,15 +87,12 @@ class ModelRunner:
         """Compiles the step of one layout ahead; a later launch in that layout finds it compiled."""
         abstract = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
         packed = jax.ShapeDtypeStruct((packed_size(input_fields(layout)),), jnp.int32)
-        lowered = jit_step.lower(
-            abstract(self.params),
-            abstract_kv_cache(self.config.model, self._cache_layout),
-            abstract(self.state),
-            packed,
-            layout=layout,
-            config=self.config,
-        )
-        compiled = lowered.compile()
+        cache = abstract_kv_cache(self.config.model, self._cache_layout)
+        with pinned_settings():
+            lowered = jit_step.lower(
+                abstract(self.params), cache, abstract(self.state), packed, layout=layout, config=self.config
+            )
+            compiled = lowered.compile()
         analysis = compiled.memory_analysis()
         self._workspaces[layout] = analysis.temp_size_in_bytes if analysis is not None else 0
         return compiled

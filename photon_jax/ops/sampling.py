@@ -186,7 +186,7 @@ def _row_noise(
     seed: jax.Array, digest: jax.Array, sample_index: jax.Array, position: jax.Array, size: int
 ) -> jax.Array:
     """Returns Gumbel noise f32[size] that depends on the seed, the prompt, the sample and the position alone."""
-    key = jax.random.fold_in(jax.random.key(seed[0]), seed[1])
+    key = jax.random.fold_in(jax.random.key(seed[0], impl="threefry2x32"), seed[1])
     for word in (digest, sample_index, position):
         key = jax.random.fold_in(key, word)
     return jax.random.gumbel(key, (size,), jnp.float32)

@@ -360,6 +360,13 @@ class Scheduler:
         for seq in self._waiting.values():
             seq.block_digests = []
 
+    def restart(self, namespace: bytes) -> None:
+        """Puts running sequences back to waiting, as the loss of the cache requires; the prefix cache is forgotten."""
+        self._in_flight = None
+        for seq in reversed(list(self._running.values())):
+            self._preempt(seq)
+        self.set_namespace(namespace)
+
     def check_integrity(self) -> None:
         """Raises if a block, a slot, a counter or the order of the sequences is not as it must be."""
         waiting, running = list(self._waiting.values()), list(self._running.values())

@@ -27,7 +27,7 @@ def test_blocks_that_the_limits_cannot_use_are_not_made():
 
 
 def test_blocks_given_win_over_memory():
-    assert plan(0, num_blocks=7).num_blocks == 7
+    assert plan(700, num_blocks=7, memory_fraction=0.1).num_blocks == 7
 
 
 def test_memory_for_the_null_block_alone_is_refused():

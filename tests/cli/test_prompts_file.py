@@ -104,3 +104,14 @@ def test_the_output_file_appears_whole_or_not_at_all(tmp_path):
 def test_an_output_file_that_cannot_be_written_is_an_error_before_the_run(tmp_path):
     with pytest.raises(RequestError, match="can't be written"), open_results(str(tmp_path / "none" / "out.jsonl")):
         pytest.fail("the body ran")
+
+
+@pytest.mark.parametrize("line", ['{"prompt": "a", "id": "\\ud800"}', '{"messages": [{"role": "user", "score": NaN}]}'])
+def test_what_could_not_come_back_with_its_result_is_refused_before_anything_runs(tmp_path, line):
+    with pytest.raises(RequestError, match="line 1: "):
+        read_prompts(write(tmp_path, line), SamplingParams())
+
+
+def test_a_folder_as_output_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(RequestError, match="is a folder; name a file"), open_results(str(tmp_path)):
+        pass
