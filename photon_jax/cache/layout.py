@@ -36,7 +36,7 @@ def plan_cache(config: CacheConfig, *, bytes_per_block: int, free_bytes: int, ma
     Args:
       config: block size, number of blocks and memory fraction.
       bytes_per_block: keys and values of one block in all layers.
-      free_bytes: memory left on the device after the weights and the workspace.
+      free_bytes: memory left on the device once the weights are there; what memory_fraction leaves is the workspace's.
       max_useful_tokens: tokens beyond which the scheduler's limits leave blocks idle.
 
     Raises:
