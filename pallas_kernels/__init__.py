@@ -1,11 +1,13 @@
 """Pallas kernels of photon_jax. They import JAX alone and work without the engine."""
 
 from pallas_kernels.common.errors import KernelUnsupportedError
-from pallas_kernels.int8_matmul import int8_matmul, int8_matmul_reference
+from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference, int8_matmul, int8_matmul_reference
 from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
 
 __all__ = [
     "KernelUnsupportedError",
+    "fused_matmul",
+    "fused_matmul_reference",
     "int8_matmul",
     "int8_matmul_reference",
     "paged_attention",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig
+    from photon_jax.controls import LogitsProcessor
     from photon_jax.errors import (
         CapacityError,
         CheckpointError,
@@ -34,6 +35,7 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "KernelConfig",
+    "LogitsProcessor",
     "PhotonError",
     "RequestError",
     "RequestOutput",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "photon_jax.config": ("CacheConfig", "EngineConfig", "KernelConfig", "SchedulerConfig"),
+    "photon_jax.controls": ("LogitsProcessor",),
     "photon_jax.errors": (
         "CapacityError",
         "CheckpointError",

@@ -1,25 +1,40 @@
 """Engine configuration: frozen dataclasses that are checked when they are made. Host only."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from photon_jax.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "reference", "xla", "triton", "mosaic"]
 Warmup = Literal["full", "lazy"]
+Quantization = Literal["int8"]
+
+GROUP_SIZES = (32, 64, 128)
+MAX_SIZE = 2**31 - 1
 
 
-def _require_positive(owner: object, *names: str) -> None:
+def _require_positive(owner: "CacheConfig | SchedulerConfig | EngineConfig", *names: str) -> None:
+    """Raises ConfigError unless the fields are positive integers, or None where that is their default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(owner)}
     for name in names:
         value = getattr(owner, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        is_unset = value is None and defaults[name] is None
+        if not is_unset and (type(value) is not int or not 1 <= value <= MAX_SIZE):
+            raise ConfigError(f"{name} must be a positive integer, got {value!r:.100}")
 
 
-def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+def _require_bools(owner: "CacheConfig | EngineConfig") -> None:
+    """Raises ConfigError unless each field that is declared a bool is one."""
+    for field in dataclasses.fields(owner):
+        value = getattr(owner, field.name)
+        if field.type is bool and not isinstance(value, bool):
+            raise ConfigError(f"{field.name} must be True or False, got {value!r:.100}")
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r:.100}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +58,9 @@ class CacheConfig:
             raise ConfigError(f"block_size must be a power of two, got {self.block_size}")
         if self.num_blocks is not None and self.num_blocks < 2:
             raise ConfigError(f"num_blocks must be at least 2 (one is the null block), got {self.num_blocks}")
-        if not 0.0 < self.memory_fraction <= 1.0:
-            raise ConfigError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
+        if type(self.memory_fraction) not in (int, float) or not 0.0 < self.memory_fraction <= 1.0:
+            raise ConfigError(f"memory_fraction must be in (0, 1], got {self.memory_fraction!r:.100}")
+        _require_bools(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,21 +70,50 @@ class SchedulerConfig:
     max_num_seqs: int = dataclasses.field(default=64, metadata={"help": "sequences that run at once"})
     max_num_batched_tokens: int = dataclasses.field(default=512, metadata={"help": "tokens computed in one step"})
     max_waiting: int = dataclasses.field(default=1_000_000, metadata={"help": "requests that may wait"})
+    steps_ahead: int | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "steps launched before the results of the one before them are read; unset: 0 on a CPU, else 1"
+        },
+    )
+    max_steps_per_dispatch: int | None = dataclasses.field(
+        default=None,
+        metadata={"help": "decode steps that may run in one dispatch while none waits; unset: 1 on a CPU, else 8"},
+    )
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_waiting")
+        _require_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_steps_per_dispatch")
+        if type(self.steps_ahead) is not int or self.steps_ahead != 0:
+            _require_positive(self, "steps_ahead")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): each running sequence needs a token in every step"
             )
 
+    def resolve(self, platform: str) -> "SchedulerConfig":
+        """Returns the config with what is unset replaced by the choice for a JAX platform name.
+
+        On a CPU a step takes tens of milliseconds and the host's work under one: looking ahead would gain less than
+        the one step costs that is computed for nothing when a sequence ends at a stop id.
+
+        Several steps a dispatch save launches where steps are short. A new request waits for the dispatches on their
+        way, and tokens come when their dispatch is done: at most (steps_ahead + 1) * max_steps_per_dispatch steps late.
+        """
+        is_cpu = platform == "cpu"
+        return dataclasses.replace(
+            self,
+            steps_ahead=int(not is_cpu) if self.steps_ahead is None else self.steps_ahead,
+            max_steps_per_dispatch=self.max_steps_per_dispatch or (1 if is_cpu else 8),
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KernelConfig:
     """Which implementation computes each op; hashable, a static argument of the step.
 
-    `auto` is resolved once when the engine starts: `reference` on a CPU, `xla` on a GPU.
+    `auto` is resolved once when the engine starts: `reference` on a CPU, `triton` on a GPU. That is our int8 product
+    (dense ones stay with XLA) and our decode attention, which takes head sizes that are powers of two.
     """
 
     linear: Backend = dataclasses.field(default="auto", metadata={"help": "implementation of the linear layers"})
@@ -77,21 +122,24 @@ class KernelConfig:
     def __post_init__(self) -> None:
         for name in ("linear", "attention"):
             _require_choice(name, getattr(self, name), get_args(Backend))
-            if getattr(self, name) == "mosaic" or (name, getattr(self, name)) == ("linear", "triton"):
+            if getattr(self, name) == "mosaic":
                 raise ConfigError(f"{name}={getattr(self, name)!r} has no kernel in this release; use auto or xla")
 
-    def resolve(self, platform: str) -> "KernelConfig":
-        """Returns the config with every `auto` replaced by the choice for a JAX platform name.
+    def resolve(self, platform: str, *, head_dim: int) -> "KernelConfig":
+        """Returns the config with every `auto` replaced by the choice for a JAX platform name and a model's head size.
 
         Raises:
           ConfigError: the platform has no such kernel.
         """
-        if self.attention == "triton" and platform != "gpu":
-            raise ConfigError(f"attention='triton' needs an NVIDIA GPU, JAX runs on {platform!r}; use auto")
-        chosen: Backend = "reference" if platform == "cpu" else "xla"
+        for name in ("linear", "attention"):
+            if getattr(self, name) == "triton" and platform != "gpu":
+                raise ConfigError(f"{name}='triton' needs an NVIDIA GPU, JAX runs on {platform!r}; use auto")
+        linear: Backend = {"cpu": "reference", "gpu": "triton"}.get(platform, "xla")  # type: ignore[assignment]
+        has_kernel = head_dim >= 16 and head_dim & (head_dim - 1) == 0
+        attention: Backend = "xla" if linear == "triton" and not has_kernel else linear
         return KernelConfig(
-            linear=chosen if self.linear == "auto" else self.linear,
-            attention=chosen if self.attention == "auto" else self.attention,
+            linear=linear if self.linear == "auto" else self.linear,
+            attention=attention if self.attention == "auto" else self.attention,
         )
 
 
@@ -102,6 +150,18 @@ class EngineConfig:
     dtype: DType = dataclasses.field(
         default="auto",
         metadata={"help": "dtype of weights, activations and cache; auto: float32 on a CPU, bfloat16 on a GPU"},
+    )
+    quantization: Quantization | None = dataclasses.field(
+        default=None, metadata={"help": "round the weights of linear layers to int8 at load; unset: keep dtype"}
+    )
+    group_size: int = dataclasses.field(
+        default=128, metadata={"help": "inputs that share a scale of int8 weights: 32, 64 or 128"}
+    )
+    quantize_embedding: bool = dataclasses.field(
+        default=False, metadata={"help": "with quantization: the embedding and the output head too"}
+    )
+    int8_activations: bool = dataclasses.field(
+        default=False, metadata={"help": "int8 linear layers round their inputs to int8 too, in every step"}
     )
     max_model_len: int | None = dataclasses.field(
         default=None, metadata={"help": "longest sequence, prompt and output together; unset: what the model allows"}
@@ -119,8 +179,42 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _require_choice("dtype", self.dtype, get_args(DType))
+        if self.quantization is not None:
+            _require_choice("quantization", self.quantization, get_args(Quantization))
+        if type(self.group_size) is not int or self.group_size not in GROUP_SIZES:
+            raise ConfigError(f"group_size must be 32, 64 or 128, got {self.group_size!r:.100}")
+        _require_bools(self)
+        if self.quantize_embedding and self.quantization is None:
+            raise ConfigError('quantize_embedding needs quantization="int8"')
         _require_choice("warmup", self.warmup, get_args(Warmup))
         _require_positive(self, "max_model_len")
+        for name, kind in (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("kernels", KernelConfig)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r:.100}")
+
+
+class EngineSettings(TypedDict, total=False):
+    """The fields of EngineConfig and of the configs that it holds, as flat keyword arguments; None is the default."""
+
+    dtype: DType | None
+    quantization: Quantization | None
+    group_size: int | None
+    quantize_embedding: bool | None
+    int8_activations: bool | None
+    max_model_len: int | None
+    warmup: Warmup | None
+    use_generation_config: bool | None
+    block_size: int | None
+    num_blocks: int | None
+    memory_fraction: float | None
+    enable_prefix_caching: bool | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_waiting: int | None
+    steps_ahead: int | None
+    max_steps_per_dispatch: int | None
+    linear: Backend | None
+    attention: Backend | None
 
 
 def make_engine_config(base: EngineConfig | None, **fields: object) -> EngineConfig:
@@ -133,6 +227,8 @@ def make_engine_config(base: EngineConfig | None, **fields: object) -> EngineCon
     if base is not None:
         if given:
             raise ConfigError(f"give engine_config or the fields {', '.join(sorted(given))}, not both")
+        if not isinstance(base, EngineConfig):
+            raise ConfigError(f"engine_config must be an EngineConfig, got {base!r:.100}")
         return base
     parts: dict[str, dict[str, object]] = {"engine": {}, "cache": {}, "scheduler": {}, "kernels": {}}
     owners = {"engine": EngineConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "kernels": KernelConfig}
@@ -146,7 +242,7 @@ def make_engine_config(base: EngineConfig | None, **fields: object) -> EngineCon
     seqs, tokens = parts["scheduler"].get("max_num_seqs"), parts["scheduler"].get("max_num_batched_tokens")
     if isinstance(seqs, int) and tokens is None:
         parts["scheduler"]["max_num_batched_tokens"] = max(seqs, SchedulerConfig().max_num_batched_tokens)
-    if isinstance(tokens, int) and seqs is None:
+    if isinstance(tokens, int) and tokens > 0 and seqs is None:
         parts["scheduler"]["max_num_seqs"] = min(tokens, SchedulerConfig().max_num_seqs)
     return EngineConfig(
         **parts["engine"],  # type: ignore[arg-type]

@@ -1,5 +1,8 @@
 """The errors that photon_jax raises on purpose: one base class and five kinds."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class PhotonError(Exception):
     """Base of every error that photon_jax raises on purpose."""
@@ -10,7 +13,13 @@ class ConfigError(PhotonError, ValueError):
 
 
 class RequestError(PhotonError, ValueError):
-    """The caller's request is wrong or can never be served; HTTP 400."""
+    """The caller's request is wrong or can never be served; HTTP 400.
+
+    Attributes:
+      prompt_index: which prompt of the call it is about; None when it is about no one of them.
+    """
+
+    prompt_index: int | None = None
 
 
 class CapacityError(PhotonError, RuntimeError):
@@ -23,3 +32,17 @@ class CheckpointError(PhotonError, ValueError):
 
 class EngineDeadError(PhotonError, RuntimeError):
     """The engine failed and serves no more; the cause is chained."""
+
+
+@contextlib.contextmanager
+def naming_prompt(index: int, num_prompts: int) -> Iterator[None]:
+    """Makes a RequestError that is raised inside say which of a call's prompts it is about."""
+    try:
+        yield
+    except RequestError as error:
+        error.prompt_index = index
+        if num_prompts == 1:
+            raise
+        named = RequestError(f"prompt {index}: {error}")
+        named.prompt_index = index
+        raise named from error

@@ -8,13 +8,14 @@ import numpy as np
 
 from photon_jax.config import CacheConfig, EngineConfig, SchedulerConfig
 from photon_jax.engine.engine import affordable_blocks, start_engine
+from photon_jax.errors import RequestError
 from photon_jax.local_client import LocalClient, Prompt
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.progress import request_bar
-from photon_jax.prompts import PromptLike, as_list, encode_prompt, params_for_each
+from photon_jax.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.request import RequestOutput, SamplingParams
-from photon_jax.text.tokenizer import Tokenizer
+from photon_jax.text.tokenizer import Tokenizer, all_eos_token_ids
 
 MAX_NUM_SEQS = 64
 
@@ -47,18 +48,18 @@ def generate(
       RequestError: a prompt or its params can't be served; nothing has run then.
       ConfigError: the cache that the batch needs doesn't fit the memory.
     """
-    listed = [encode_prompt(prompt, tokenizer) for prompt in as_list(prompts)]
+    listed = encode_each(as_list(prompts), lambda prompt: encode_prompt(prompt, tokenizer))
+    seed_words = _key_words(key)
     each = params_for_each(sampling_params, len(listed))
     if not listed:
         return []
     started = start_engine(params, config, _config_for(config, listed, each))
-    own = () if tokenizer is None else tokenizer.eos_token_ids
     client = LocalClient(
         started.engine,
         tokenizer,
         vocab_size=config.vocab_size,
-        eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *own))),
-        seed_words=_key_words(key),
+        eos_token_ids=all_eos_token_ids(config.eos_token_ids, tokenizer, vocab_size=config.vocab_size),
+        seed_words=seed_words,
     )
     submissions = client.submit_all(listed, each, score=False)
     with request_bar(submissions, progress) as on_step:
@@ -92,7 +93,12 @@ def _power_of_two(value: int) -> int:
 
 
 def _key_words(key: int | jax.Array) -> tuple[int, ...]:
-    if isinstance(key, int | np.integer):
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
         return int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    return tuple(int(word) for word in np.asarray(data).reshape(-1))
+    if not isinstance(key, jax.Array | np.ndarray) or key.size == 0:
+        raise RequestError(f"key must be an int or a jax.random.key, got {key!r:.100}")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    if key.dtype != np.uint32:
+        raise RequestError(f"key must be an int or a jax.random.key, got an array of {key.dtype}")
+    return tuple(int(word) for word in np.asarray(key).reshape(-1))

@@ -5,18 +5,24 @@ import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Unpack, overload
 
 import jax
 
-from photon_jax.checkpoint.load import LoadedCheckpoint, load_checkpoint
-from photon_jax.config import EngineConfig, make_engine_config
+from photon_jax.checkpoint.load import LoadedCheckpoint
+from photon_jax.config import EngineConfig, EngineSettings, make_engine_config
+from photon_jax.continuations import Continuations, encode_continuations
+from photon_jax.describe import ModelCard, make_card
 from photon_jax.engine.engine import StartedEngine, start_engine
-from photon_jax.errors import EngineDeadError, RequestError
+from photon_jax.engine.metrics import EngineMetrics
+from photon_jax.errors import ConfigError, EngineDeadError, RequestError
+from photon_jax.loading import read_model, take_params
 from photon_jax.local_client import LocalClient, Prompt, Submission
+from photon_jax.models.check_params import check_params
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
-from photon_jax.progress import loading_bar, request_bar
-from photon_jax.prompts import PromptLike, as_list, encode_prompt, params_for_each
+from photon_jax.progress import request_bar
+from photon_jax.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.request import RequestOutput, SamplingParams, ScoreOutput
 from photon_jax.text.tokenizer import Tokenizer, find_tokenizer
 
@@ -39,70 +45,64 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = "demo",
+        model: str | Path | None = None,
         *,
-        dtype: str | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        block_size: int | None = None,
-        num_blocks: int | None = None,
-        memory_fraction: float | None = None,
-        enable_prefix_caching: bool | None = None,
-        warmup: str | None = None,
-        use_generation_config: bool | None = None,
-        linear: str | None = None,
-        attention: str | None = None,
+        params: Params | None = None,
+        config: ModelConfig | None = None,
+        tokenizer: Tokenizer | None = None,
         engine_config: EngineConfig | None = None,
         seed: int = 0,
         progress: bool = True,
+        **settings: Unpack[EngineSettings],
     ) -> None:
-        """Loads a checkpoint and starts an engine on it.
+        """Loads a checkpoint, or takes parameters in hand, and starts an engine on it.
 
         Args:
-          model: "demo", a folder in Hugging Face's layout, or a GGUF file.
-          dtype, ..., attention: the fields of EngineConfig and its parts, with their defaults.
-          engine_config: all of them at once, instead.
+          model: "demo", which is the default; a folder in Hugging Face's layout or one that photon-convert wrote; a
+            GGUF file; or a Hugging Face id, org/name or org/name@revision.
+          params: instead of a model, the weights themselves: JAX arrays, which are shared and never copied, donated or
+            deleted, or NumPy arrays. A function that donates them takes them away from the LLM: give it copies.
+          config: of `params`.
+          tokenizer: instead of the checkpoint's own.
+          engine_config: all settings at once, instead of single ones.
           seed: of the key from which requests without a seed of their own draw one.
           progress: whether to show a bar while loading and a line when ready, on standard error.
+          **settings: fields of EngineConfig and its parts, see EngineSettings.
 
         Raises:
-          CheckpointError: the checkpoint can't be used.
+          CheckpointError: the checkpoint can't be used, or `params` don't fit `config`.
           ConfigError: a setting is wrong, or no cache fits the memory.
         """
-        config = make_engine_config(
-            engine_config,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            memory_fraction=memory_fraction,
-            enable_prefix_caching=enable_prefix_caching,
-            warmup=warmup,
-            use_generation_config=use_generation_config,
-            linear=linear,
-            attention=attention,
-        )
-        self._start(model, config, seed, progress)
-
-    def _start(self, model: str | Path, config: EngineConfig, seed: int, progress: bool) -> None:
         begin = time.perf_counter()
-        checkpoint = _load(model, config, progress)
+        engine_config = make_engine_config(engine_config, **settings)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"seed must be an integer, got {seed!r}")
+        if params is None and config is None:
+            checkpoint = read_model("demo" if model is None else model, engine_config, progress)
+        elif params is None or config is None or model is not None:
+            raise ConfigError("give a model, or params and their config; not more, and not one of the two alone")
+        else:
+            checkpoint = take_params(params, config, engine_config)
+        self._owns_params = params is None
+        self._start(checkpoint, tokenizer or find_tokenizer(checkpoint.tokenizer_source), engine_config, seed)
+        self._report_ready(time.perf_counter() - begin, progress)
+
+    def _start(
+        self, checkpoint: LoadedCheckpoint, tokenizer: Tokenizer | None, engine_config: EngineConfig, seed: int
+    ) -> None:
         self.config: ModelConfig = checkpoint.config
-        self.params: Params = checkpoint.params
-        self.tokenizer = _find_tokenizer(checkpoint)
-        self._started: StartedEngine | None = start_engine(checkpoint.params, checkpoint.config, config)
+        self.tokenizer = tokenizer
+        self._card = make_card(checkpoint, tokenizer, checkpoint.params)
+        self._started: StartedEngine | None = start_engine(checkpoint.params, checkpoint.config, engine_config)
+        self.params: Params = self._started.runner.params
         self._client = LocalClient(
             self._started.engine,
-            self.tokenizer,
+            tokenizer,
             vocab_size=self.config.vocab_size,
-            eos_token_ids=_eos_union(checkpoint, self.tokenizer),
-            sampling_defaults=checkpoint.generation_config if config.use_generation_config else None,
+            eos_token_ids=self._card.eos_token_ids,
+            sampling_defaults=checkpoint.generation_config,
             seed_words=(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF),
         )
-        self._report_ready(time.perf_counter() - begin, progress)
 
     def _report_ready(self, seconds: float, progress: bool) -> None:
         started = self._engine()
@@ -131,8 +131,7 @@ class LLM:
         Raises:
           RequestError: a prompt or its params can't be served; nothing has run then.
         """
-        listed = as_list(prompts)
-        return self._generate([self._encode(prompt) for prompt in listed], sampling_params, progress)
+        return self._generate(encode_each(as_list(prompts), self._encode), sampling_params, progress)
 
     def chat(
         self,
@@ -152,7 +151,7 @@ class LLM:
             )
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if is_one else messages
-        return self._generate([self._encode_chat(each) for each in conversations], sampling_params, progress)  # type: ignore[arg-type]
+        return self._generate(encode_each(conversations, self._encode_chat), sampling_params, progress)  # type: ignore[arg-type]
 
     def stream(
         self, prompt: PromptLike, sampling_params: SamplingParams | None = None
@@ -166,23 +165,97 @@ class LLM:
         """Yields the answer to a conversation as `stream` does."""
         return self._stream(self._encode_chat(messages), sampling_params)
 
-    def score(self, prompts: PromptLike | Sequence[PromptLike], *, progress: bool = True) -> list[ScoreOutput]:
-        """Returns the log-probability of each token of each prompt after the first, given those before it."""
-        listed = [self._encode(prompt) for prompt in as_list(prompts)]
-        params = [SamplingParams(max_tokens=1, temperature=0.0)] * len(listed)
-        return [submission.score_output() for submission in self._run(listed, params, progress, score=True)]
+    @overload
+    def score(
+        self, prompts: PromptLike | Sequence[PromptLike], continuations: None = None, *, progress: bool = True
+    ) -> list[ScoreOutput]: ...
+    @overload
+    def score(
+        self, prompts: PromptLike | Sequence[PromptLike], continuations: Continuations, *, progress: bool = True
+    ) -> list[ScoreOutput] | list[list[ScoreOutput]]: ...
+    def score(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        continuations: Continuations | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[ScoreOutput] | list[list[ScoreOutput]]:
+        """Returns log-probabilities of tokens that are given, each given the tokens before it.
+
+        Args:
+          prompts: a text, the token ids of one prompt, or a list of either.
+          continuations: None scores the prompts' own tokens after the first. Else for each prompt a text or token ids,
+            of which only those tokens are scored, or a list of several, whose scores then come as a list. A text is
+            tokenized together with its prompt, and begins after as many tokens as the prompt has alone; ids are taken
+            as they are. Several continuations of one prompt share its computation.
+          progress: whether to show a bar with finished requests.
+
+        Raises:
+          RequestError: a prompt or a continuation can't be scored; nothing has run then.
+        """
+        if continuations is None:
+            groups, has_several = [[each] for each in encode_each(as_list(prompts), self._encode)], False
+        else:
+            groups, has_several = encode_continuations(prompts, continuations, self.tokenizer)
+        flat = [each for group in groups for each in group]
+        owners = [index for index, group in enumerate(groups) for _ in group]
+        params = [SamplingParams(max_tokens=1, temperature=0.0)] * len(flat)
+        outputs = iter([each.score_output() for each in self._run(flat, params, progress, score=True, owners=owners)])
+        nested = [[next(outputs) for _ in group] for group in groups]
+        return nested if has_several else [output for (output,) in nested]
+
+    @property
+    def weights_version(self) -> int:
+        """How often `update_params` replaced the weights."""
+        return self._engine().engine.weights_version
+
+    def update_params(self, params: Params) -> int:
+        """Replaces the weights, also while other threads generate; returns the new weights version.
+
+        Requests whose computation has begun are finished on the old weights first, which this call does, so it takes
+        as long as they do; those that wait, or come meanwhile, get the new ones. So each output is made by the weights
+        of one version, the one that it carries, as a new engine on those weights would make it. Of a request with
+        n > 1 each sample carries its own. Nothing is compiled, and the prefix cache starts anew.
+
+        Args:
+          params: of the structure, shapes and dtypes of `self.params`. JAX arrays on the device are used as they are:
+            no copy is made, and none of them is ever deleted; see the constructor for functions that donate them.
+            NumPy arrays are copied to the device.
+
+        Raises:
+          CheckpointError: a leaf is missing, surplus, or of another shape or dtype; the old weights serve on.
+
+        Example:
+          for batch in batches:
+              outputs = llm.generate(batch)
+              params, opt_state = train_step(params, opt_state, outputs)
+              llm.update_params(params)
+        """
+        started = self._engine()
+        check_params(params, self.params)
+        version = self._client.update_params(params)
+        self.params, self._owns_params = started.runner.params, False
+        return version
 
     def memory_report(self) -> str:
         """Returns where the device memory goes, in one line."""
         return str(self._engine().memory_ledger())
 
+    def describe(self) -> ModelCard:
+        """Returns what the model is and takes: shape, bytes, tokens, defaults; `print` shows it as a table."""
+        return self._card
+
+    def metrics(self) -> EngineMetrics:
+        """Returns what the engine has done since it started, as plain numbers."""
+        return self._engine().metrics()
+
     def close(self) -> None:
-        """Gives the cache's and the weights' memory back; the LLM can't be used afterwards, open streams end."""
+        """Gives memory back, that of weights only if the LLM loaded them; it can't be used afterwards, streams end."""
         if self._started is None:
             return
         self._client.close()
         runner = self._started.runner
-        for array in jax.tree.leaves((runner.cache, runner.state, self.params)):
+        for array in jax.tree.leaves((runner.cache, runner.state, self.params if self._owns_params else None)):
             array.delete()
         self._started = None
 
@@ -207,17 +280,23 @@ class LLM:
         return [submission.output() for submission in self._run(prompts, params, progress, score=False)]
 
     def _run(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool, *, score: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        progress: bool,
+        *,
+        score: bool,
+        owners: Sequence[int] | None = None,
     ) -> list[Submission]:
         self._engine()
-        submissions = self._client.submit_all(prompts, params, score=score)
+        submissions = self._client.submit_all(prompts, params, score=score, owners=owners)
         with request_bar(submissions, progress) as on_step:
             self._client.run(submissions, on_step)
         return submissions
 
     def _stream(self, prompt: Prompt, params: SamplingParams | None) -> Generator[RequestOutput, None, None]:
         self._engine()
-        (submission,) = self._client.submit_all([prompt], [params or SamplingParams()], score=False)
+        (submission,) = self._client.submit_all([prompt], params_for_each(params, 1), score=False)
         return self._client.iterate(submission)
 
     def _encode(self, prompt: PromptLike) -> Prompt:
@@ -229,25 +308,3 @@ class LLM:
                 "this checkpoint has no tokenizer, so it has no chat template; give token ids to generate()"
             )
         return Prompt(token_ids=tuple(self.tokenizer.encode_chat(messages)))
-
-
-def _load(model: str | Path, config: EngineConfig, progress: bool) -> LoadedCheckpoint:
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    with loading_bar(progress) as on_tensor:
-        return load_checkpoint(model, dtype=dtype, on_tensor=on_tensor)
-
-
-def _find_tokenizer(checkpoint: LoadedCheckpoint) -> Tokenizer | None:
-    source = checkpoint.tokenizer_source
-    if source is None:
-        return None
-    return Tokenizer.from_gguf(source) if isinstance(source, dict) else find_tokenizer(source)
-
-
-def _eos_union(checkpoint: LoadedCheckpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Returns every id that ends a sequence: those of the configs, and the tokenizer's own; each can be sampled."""
-    own = () if tokenizer is None else tokenizer.eos_token_ids
-    union = dict.fromkeys((*checkpoint.eos_token_ids, *own))
-    return tuple(token_id for token_id in union if 0 <= token_id < checkpoint.config.vocab_size)

@@ -9,12 +9,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 
+from photon_jax.controls import bad_word_ids, check_a_token_is_left
+from photon_jax.engine.controls import check_processor
 from photon_jax.engine.engine import Engine
-from photon_jax.errors import RequestError
+from photon_jax.errors import RequestError, naming_prompt
+from photon_jax.models.params import Params
 from photon_jax.request import (
     MAX_STOP_IDS,
     CompletionOutput,
     FinishReason,
+    PromptLogprobs,
     Request,
     RequestMetrics,
     RequestOutput,
@@ -29,10 +33,15 @@ from photon_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt as token ids, with the text that they were made of, if any."""
+    """A prompt as token ids, with the text that they were made of, if any.
+
+    Attributes:
+      score_start: where a continuation begins that is to be scored; None to score all tokens after the first.
+    """
 
     token_ids: tuple[int, ...]
     text: str | None = None
+    score_start: int | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -43,10 +52,13 @@ class _Sample:
     stream: TextStream
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    top_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
+    top_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    scores: TokenDelta | None = None
+    scores: PromptLogprobs | None = None
     num_preemptions: int = 0
+    weights_version: int | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -90,11 +102,19 @@ class Submission:
                 total_s=now - self.submitted_at,
                 num_preemptions=sum(sample.num_preemptions for sample in self.samples),
             ),
+            prompt_logprobs=self.samples[0].scores,
         )
 
     def _completion(self, index: int, sample: _Sample) -> CompletionOutput:
-        table = np.concatenate([np.zeros((0, 3), np.float32), *sample.logprobs])
-        logprobs = TokenLogprobs(raw=table[:, 0], tempered=table[:, 1], sampling=table[:, 2])
+        table = _stack(sample.logprobs, (len(sample.token_ids), 3), np.float32)
+        num_top = self.params.logprobs or 0
+        logprobs = TokenLogprobs(
+            raw=table[:, 0],
+            tempered=table[:, 1],
+            sampling=table[:, 2],
+            top_ids=_stack(sample.top_ids, (len(table), num_top), np.int32),
+            top_logprobs=_stack(sample.top_logprobs, (len(table), num_top), np.float32),
+        )
         return CompletionOutput(
             index=index,
             text=sample.stream.text,
@@ -103,16 +123,25 @@ class Submission:
             cumulative_logprob=float(table[:, 0].sum(dtype=np.float64)),
             finish_reason=sample.finish_reason,
             stop_reason=sample.stop_reason,
+            weights_version=sample.weights_version,
         )
 
     def score_output(self) -> ScoreOutput:
         """Returns the scores of a finished score submission."""
-        delta = self.samples[0].scores
-        assert delta is not None and delta.prompt_logprobs is not None, f"{self.request_id} has no scores"
-        assert delta.prompt_is_greedy is not None, f"{self.request_id} has no greedy marks"
+        scores, ids, start = self.samples[0].scores, self.prompt.token_ids, self.prompt.score_start
+        assert scores is not None, f"{self.request_id} has no scores"
         return ScoreOutput(
-            prompt_token_ids=self.prompt.token_ids, logprobs=delta.prompt_logprobs, is_greedy=delta.prompt_is_greedy
+            prompt_token_ids=ids[:start],
+            token_ids=ids[1 if start is None else start :],
+            logprobs=scores.logprobs,
+            is_greedy=scores.is_greedy,
+            weights_version=self.samples[0].weights_version,
         )
+
+
+def _stack(parts: list[np.ndarray], shape: tuple[int, int], dtype: type[np.generic]) -> np.ndarray:
+    """Returns the parts below each other; there may be none."""
+    return np.concatenate([np.zeros((0, shape[1]), dtype), *parts]).reshape(shape)
 
 
 class LocalClient:
@@ -145,12 +174,24 @@ class LocalClient:
         self._seed_words = tuple(seed_words)
         self._indices = itertools.count()
         self._lock = threading.RLock()
+        # A thread that steps in a loop takes the lock again at once, and one that waits for it may wait long: who
+        # wants a turn holds this meanwhile, and a step begins only when nobody does.
+        self._turn = threading.Lock()
+        self._update = threading.Lock()  # one update of the weights at a time
         self._live: dict[str, tuple[Submission, _Sample]] = {}  # by request id
 
     def submit_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, score: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        *,
+        score: bool,
+        owners: Sequence[int] | None = None,
     ) -> list[Submission]:
         """Puts all prompts in the engine's queue, or none.
+
+        Args:
+          owners: which of the caller's prompts each comes from, where it is not the one at its own place.
 
         Raises:
           RequestError: one can never be served; the message says which.
@@ -158,11 +199,11 @@ class LocalClient:
         """
         submissions: list[Submission] = []
         try:
-            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-                try:
+            owners = range(len(prompts)) if owners is None else owners
+            num_owners = len(set(owners))
+            for owner, prompt, each in zip(owners, prompts, params, strict=True):
+                with naming_prompt(owner, num_owners):
                     submissions.append(self._submit(prompt, each, score))
-                except RequestError as error:
-                    raise RequestError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from error
         except BaseException:
             self.abort_all(submissions)
             raise
@@ -206,18 +247,35 @@ class LocalClient:
         else:
             seed = int(params.seed)
             words = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
+        bad_words = () if score else self._check_controls(params, tuple(stop_ids))
+        unscored = dataclasses.replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
         return [
             Request(
                 request_id=f"request-{index}-{sample_index}",
                 prompt_token_ids=prompt.token_ids,
-                params=params,
+                params=params if sample_index == 0 else unscored,
                 stop_token_ids=tuple(stop_ids),
                 seed=(int(words[0]), int(words[1])),
                 sample_index=sample_index,
                 score=score,
+                bad_word_ids=bad_words,
+                score_start=prompt.score_start or 1,
             )
             for sample_index in range(params.n)
         ]
+
+    def _check_controls(self, params: SamplingParams, stop_ids: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Returns the token sequences that the bad words stand for."""
+        bad_words = bad_word_ids(params.bad_words, self._tokenizer)
+        self._check_ids("logit_bias", tuple(params.logit_bias or ()))
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("bad_words", [token_id for word in bad_words for token_id in word])
+        if bad_words or params.allowed_token_ids is not None:
+            masked = stop_ids if params.min_tokens else ()
+            check_a_token_is_left(params.allowed_token_ids, bad_words, masked, self._vocab_size)
+        if params.processor is not None:
+            check_processor(params.processor, self._vocab_size)
+        return bad_words
 
     def run(self, submissions: Sequence[Submission], on_step: Callable[[], None] | None = None) -> None:
         """Steps the engine until all submissions are finished; on any error or interrupt they are aborted."""
@@ -267,8 +325,29 @@ class LocalClient:
         """Ends what is unfinished of all submissions; iterators that are open yield it as their last output."""
         self.abort_all([submission for submission, _ in self._live.values()])
 
+    def update_params(self, params: Params) -> int:
+        """Replaces the weights once every sequence that has begun is finished, which this does; returns the version.
+
+        Sequences that have not begun wait until then, also those that are submitted meanwhile. Other threads go on
+        taking their turns, and their results.
+        """
+        scheduler = self._engine.scheduler
+        with self._update:
+            try:
+                scheduler.admits_new = False
+                while True:
+                    with self._turn, self._lock:
+                        if not scheduler.has_begun:
+                            self._engine.set_params(params)
+                            return self._engine.weights_version
+                        self._step()
+            finally:
+                scheduler.admits_new = True
+
     def step(self) -> None:
         """Runs one step of the engine and hands out what it made."""
+        with self._turn:
+            pass
         with self._lock:
             self._step()
 
@@ -287,6 +366,7 @@ class LocalClient:
                 self._take(delta, *live, now)
 
     def _take(self, delta: TokenDelta, submission: Submission, sample: _Sample, now: float) -> None:
+        sample.weights_version = self._engine.weights_version
         if delta.new_token_ids:
             submission.first_token_at = submission.first_token_at or now
         submission.num_cached_tokens = max(submission.num_cached_tokens, delta.num_cached_tokens)
@@ -295,11 +375,14 @@ class LocalClient:
         num_kept = text.num_tokens - len(sample.token_ids)
         sample.token_ids += delta.new_token_ids[:num_kept]
         sample.logprobs.append(delta.logprobs[:num_kept])
+        if delta.top_ids is not None and delta.top_logprobs is not None:
+            sample.top_ids.append(delta.top_ids[:num_kept])
+            sample.top_logprobs.append(delta.top_logprobs[:num_kept])
+        sample.scores = delta.scores or sample.scores
         if text.stop_reason is not None:
             self._engine.scheduler.finish(delta.request_id)
             self._end(submission, sample, FinishReason.STOP, text.stop_reason, now)
         elif delta.finish_reason is not None:
-            sample.scores = delta if sample.request.score else None
             reason = delta.stop_token_id if delta.stop_token_id in submission.params.stop_token_ids else None
             self._end(submission, sample, delta.finish_reason, reason, now)
 

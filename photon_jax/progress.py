@@ -47,3 +47,14 @@ def request_bar(submissions: Sequence[Submission], enabled: bool) -> Iterator[Ca
 
 def _do_nothing() -> None:
     pass
+
+
+@contextlib.contextmanager
+def count_bar(what: str, total: int, enabled: bool) -> Iterator[Callable[[], None]]:
+    """Shows how many of `total` things are done; yields what to call after each."""
+    with tqdm(desc=what, total=total, disable=not enabled) as bar:
+
+        def on_one() -> None:
+            bar.update(1)
+
+        yield on_one

@@ -1,14 +1,18 @@
 """Prompts as callers write them, made into one shape: a list of token ids and one SamplingParams for each."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from photon_jax.errors import RequestError
+from photon_jax.errors import RequestError, naming_prompt
 from photon_jax.local_client import Prompt
 from photon_jax.request import SamplingParams
 from photon_jax.text.tokenizer import Tokenizer
 
 PromptLike = str | Sequence[int]
+_T = TypeVar("_T")
+_NO_PROMPTS = (Mapping, bytes, bytearray, set, frozenset)  # though they can be iterated over
+_Encoded = TypeVar("_Encoded")
 
 
 def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
@@ -19,20 +23,37 @@ def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, Mapping):
-        raise RequestError(f"a prompt is a text or a list of token ids, got {prompts!r}")
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts are a text, token ids or a list of either, got {prompts!r}")
-    listed = list(prompts)
-    return [listed] if listed and _is_id(listed[0]) else listed  # type: ignore[list-item,return-value]
-
-
-def _is_id(value: object) -> bool:
     try:
-        operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # an array of several ids has __index__ too, and refuses here
+        if isinstance(prompts, _NO_PROMPTS):
+            raise TypeError("what has no order, or bytes")
+        listed = list(prompts)
+    except TypeError as error:
+        raise RequestError(f"prompts are a text, token ids or a list of either, got {prompts!r:.100}") from error
+    return [listed] if listed and is_id(listed[0]) else listed  # type: ignore[list-item,return-value]
+
+
+def is_id(value: object) -> bool:
+    """Returns whether it is one integer."""
+    try:
+        _as_id(value)
+    except TypeError:
         return False
     return True
+
+
+def _as_id(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError("True and False are no token ids")
+    return operator.index(value)  # type: ignore[arg-type]  # an array of several ids refuses here
+
+
+def encode_each(items: Sequence[_T], encode: Callable[[_T], _Encoded]) -> list[_Encoded]:
+    """Returns what `encode` makes of each prompt; a RequestError says which prompt it is about."""
+    prompts = []
+    for index, item in enumerate(items):
+        with naming_prompt(index, len(items)):
+            prompts.append(encode(item))
+    return prompts
 
 
 def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
@@ -46,9 +67,11 @@ def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
             raise RequestError("the prompt is text and the checkpoint has no tokenizer; give token ids")
         return Prompt(token_ids=tuple(tokenizer.encode(prompt)), text=prompt)
     try:
-        return Prompt(token_ids=tuple(operator.index(token_id) for token_id in prompt))
+        if isinstance(prompt, _NO_PROMPTS):
+            raise TypeError("what has no order, or bytes")
+        return Prompt(token_ids=tuple(_as_id(token_id) for token_id in prompt))
     except TypeError as error:
-        raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r}") from error
+        raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}") from error
 
 
 def params_for_each(
@@ -61,12 +84,16 @@ def params_for_each(
     """
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
+    if not isinstance(sampling_params, Sequence):
+        raise RequestError(f"sampling_params must be SamplingParams or a list of them, got {sampling_params!r:.100}")
     if len(sampling_params) != num_prompts:
         raise RequestError(
             f"{len(sampling_params)} sampling_params for {num_prompts} prompts; give one for all or one for each"
         )
     listed = list(sampling_params)
-    wrong = next((each for each in listed if not isinstance(each, SamplingParams)), None)
-    if wrong is not None:
-        raise RequestError(f"sampling_params must be SamplingParams or a list of them, got {wrong!r} in the list")
+    wrong = [each for each in listed if not isinstance(each, SamplingParams)]
+    if wrong:
+        raise RequestError(
+            f"sampling_params must be SamplingParams or a list of them, got {wrong[0]!r:.100} in the list"
+        )
     return listed

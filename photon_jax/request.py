@@ -2,15 +2,31 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from photon_jax.controls import (
+    BadWord,
+    LogitsProcessor,
+    ProcessorFn,
+    as_allowed_token_ids,
+    as_bad_words,
+    as_logit_bias,
+    as_logits_processor,
+    is_int,
+    is_number,
+)
 from photon_jax.errors import RequestError
 
 MAX_STOP_IDS = 32
 MAX_STOP_STRINGS = 64
 MAX_SAMPLES = 256
+MAX_LOGPROBS = 20
+CODE_FIELDS = frozenset({"logits_processor"})  # of SamplingParams: no flag and no file can give them
+
+LogprobsKind = Literal["raw", "tempered", "sampling"]
 
 
 class FinishReason(enum.Enum):
@@ -21,7 +37,13 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
-_NEUTRAL: dict[str, object] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_NEUTRAL: dict[str, object] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +53,29 @@ class SamplingParams:
     A field left at None takes the checkpoint's generation_config value (when the engine reads it), else the neutral
     default; the values used come back on the RequestOutput.
 
+    A step changes the logits in this order: logits_processor; repetition_penalty; frequency_penalty and
+    presence_penalty; logit_bias; bad_words and allowed_token_ids, whose tokens are ruled out whatever their bias;
+    stop ids before min_tokens; temperature; top_k, of the rest top_p, of the rest min_p. Greedy decoding takes the
+    best token before the temperature. Which tokens count for a penalty depends on the request's own prompt and output
+    alone, not on how they were computed: in chunks, again after a preemption, or not at all for the prefix cache.
+
     Attributes:
-      n: samples to draw of the prompt; sample i has its own noise.
+      n: samples to draw of the prompt; sample i has its own noise. With the prefix cache they share its full blocks.
       temperature: logits are divided by it; 0 is greedy. Default 1.
       top_p: keep the fewest most likely tokens whose probability together reaches it, in (0, 1]. Default 1.
       top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all. Default 0.
       min_p: keep tokens at least this likely relative to the likeliest, in [0, 1]. Default 0.
+      repetition_penalty: of tokens that the prompt or the output holds, positive logits are divided by it and negative
+        ones multiplied (Keskar et al., 2019: "CTRL"), in (0, 1e6]; above 1 discourages them. Default 1.
+      presence_penalty: taken from the logit of each token that the output holds, in [-2, 2]. Default 0.
+      frequency_penalty: taken from a token's logit once for each time that the output holds it, in [-2, 2]. Default 0.
+      logit_bias: token id -> number in [-100, 100] added to its logit, 300 at most.
+      allowed_token_ids: the only ids that may be sampled; None allows all. Stop ids that are not among them never come.
+      bad_words: strings, or lists of up to 16 token ids, that the output must not hold, 64 at most. A string stands
+        for its tokens with and without a space before it. Of several tokens the last one is ruled out where the output
+        ends with those before it; where that would leave no token at all, it is allowed.
+      logits_processor: a function `(state, logits, token, position) -> (state, logits)`, or a LogitsProcessor that
+        holds one with its first state.
       max_tokens: output tokens at most. Default: the rest of the context.
       min_tokens: stop ids are masked and stop strings ignored before this many output tokens.
       stop: strings that end the output when they appear in its text; a string or several.
@@ -45,7 +84,10 @@ class SamplingParams:
       include_stop_str_in_output: whether the stop string stays at the end of the text.
       skip_special_tokens: whether special tokens are left out of the text.
       seed: same prompt, same seed, same tokens, in any company; None draws one from the engine's key and the request.
-      logprobs: None for no log-probabilities, 0 for those of the sampled tokens.
+      logprobs: None for no log-probabilities, 0 for those of the sampled tokens, k for those of the k most likely
+        tokens at each place as well, 20 at most.
+      prompt_logprobs: the same for the prompt's own tokens after the first; always of the model's own distribution.
+      logprobs_kind: the distribution whose most likely tokens `logprobs` gives; see TokenLogprobs.
     """
 
     n: int = 1
@@ -53,6 +95,13 @@ class SamplingParams:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = dataclasses.field(default=None, hash=False)
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[BadWord, ...] | list[BadWord] = ()
+    logits_processor: LogitsProcessor | ProcessorFn | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] | list[str] | str = ()
@@ -62,8 +111,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_kind: LogprobsKind = "raw"
 
     def __post_init__(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r:.100}")
         stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
@@ -77,35 +131,60 @@ class SamplingParams:
         self._check_int("max_tokens", 1, 2**31 - 1)
         self._check_int("min_tokens", 0, 2**31 - 1)
         self._check_int("seed", -(2**63), 2**64 - 1)
-        self._check_int("logprobs", 0, 0)
+        self._check_int("logprobs", 0, MAX_LOGPROBS)
+        self._check_int("prompt_logprobs", 0, MAX_LOGPROBS)
+        if not isinstance(self.logprobs_kind, str) or self.logprobs_kind not in get_args(LogprobsKind):
+            raise RequestError(
+                f"logprobs_kind must be one of {', '.join(get_args(LogprobsKind))}, got {self.logprobs_kind!r}"
+            )
         self._check_float("temperature", 0.0, 1e6)
         self._check_float("top_p", 0.0, 1.0)
         self._check_float("min_p", 0.0, 1.0)
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0, got 0; for greedy decoding set temperature=0")
-        if not all(_is_int(t) and t >= 0 for t in self.stop_token_ids):
+        self._check_controls()
+        if not all(is_int(t) and t >= 0 for t in self.stop_token_ids):
             raise RequestError(f"stop_token_ids must be token ids of at least 0, got {self.stop_token_ids!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}); lower it")
 
+    def _check_controls(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is None:
+                raise RequestError(f"{name} must be a number, got None; leave it out for its default")
+            self._check_float(name, -2.0, 2.0)
+        self._check_float("repetition_penalty", 0.0, 1e6)
+        if self.repetition_penalty == 0.0:
+            raise RequestError("repetition_penalty must be above 0, got 0; 1 leaves repetitions alone")
+        object.__setattr__(self, "logit_bias", as_logit_bias(self.logit_bias))
+        object.__setattr__(self, "allowed_token_ids", as_allowed_token_ids(self.allowed_token_ids))
+        object.__setattr__(self, "bad_words", as_bad_words(self.bad_words))
+        object.__setattr__(self, "logits_processor", as_logits_processor(self.logits_processor))
+
+    @property
+    def processor(self) -> LogitsProcessor | None:
+        """The logits_processor with its first state."""
+        assert self.logits_processor is None or isinstance(self.logits_processor, LogitsProcessor)
+        return self.logits_processor
+
     def _check_int(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
-        if value is not None and not (_is_int(value) and low <= value <= high):
+        if value is not None and not (is_int(value) and low <= value <= high):
             raise RequestError(f"{name} must be an integer in [{low}, {high}], got {value!r}")
 
     def _check_float(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if value is None:
             return
-        is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-        if not (is_number and low <= value <= high):  # which NaN and infinities fail too
+        if not (is_number(value) and low <= value <= high):  # which NaN and infinities fail too
             raise RequestError(f"{name} must be a finite number in [{low}, {high}], got {value!r}")
 
     def resolve(self, defaults: Mapping[str, object]) -> "SamplingParams":
         """Returns the params with each None sampling field taken from `defaults`, else its neutral value.
 
         Args:
-          defaults: values of temperature, top_p, top_k, min_p that a generation_config gave; others are ignored.
+          defaults: values of temperature, top_p, top_k, min_p and repetition_penalty that a generation_config gave;
+            others are ignored.
         """
         filled = {
             name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(self, name) is None
@@ -117,13 +196,10 @@ def _as_tuple(name: str, value: object) -> tuple[object, ...]:
     """Returns the items of a list of stops; None is none of them."""
     if value is None:
         return ()
-    if not isinstance(value, Iterable):
-        raise RequestError(f"{name} must be a list, got {value!r}")
-    return tuple(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    try:
+        return tuple(value)  # type: ignore[arg-type]
+    except TypeError as error:  # an array without dimensions has __iter__ too, and refuses here
+        raise RequestError(f"{name} must be a list, got {value!r:.100}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +213,9 @@ class Request:
       stop_token_ids: every id that ends the sequence: the user's, and the model's unless ignore_eos.
       seed: two 32-bit words of the seed in use.
       sample_index: which of the n samples of its prompt this is.
-      score: whether log-probabilities of the prompt's own tokens are asked for (max_tokens is then 1 and ignored).
+      score: whether log-probabilities of the prompt's own tokens are all that is asked for (max_tokens is ignored).
+      bad_word_ids: the token sequences that its bad_words stand for.
+      score_start: the first of the prompt's tokens that is scored, where any are; those before it are its context.
     """
 
     request_id: str
@@ -147,16 +225,53 @@ class Request:
     seed: tuple[int, int] = (0, 0)
     sample_index: int = 0
     score: bool = False
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    score_start: int = 1
+
+    @property
+    def has_controls(self) -> bool:
+        """Whether its logits are changed before they are sampled, by more than temperature and filters."""
+        params = self.params
+        changes = (params.presence_penalty, params.frequency_penalty, params.logit_bias, params.logits_processor)
+        is_masked = params.allowed_token_ids is not None or bool(self.bad_word_ids)
+        return not self.score and (any(changes) or is_masked or params.repetition_penalty not in (None, 1.0))
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of the prompt's own tokens are asked for, alone or beside an output."""
+        return self.score or self.params.prompt_logprobs is not None
+
+    @property
+    def score_positions(self) -> range:
+        """Positions at which the prompt's next token is scored."""
+        return range(self.score_start - 1, len(self.prompt_token_ids) - 1) if self.wants_scores else range(0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TokenDelta:
-    """What one step added to a request.
+class PromptLogprobs:
+    """Log-probabilities of a prompt's own tokens, one entry for each token that is scored.
 
     Attributes:
-      new_token_ids: at most one id a step for now; empty on an abort and for a score request.
+      logprobs: f32[n], of the model's own distribution, given the tokens before.
+      is_greedy: bool[n], whether the token was the argmax (ties: the lowest id).
+      top_ids: i32[n k], the k most likely tokens in its place, the likeliest first (ties: the lowest id first).
+      top_logprobs: f32[n k], theirs.
+    """
+
+    logprobs: np.ndarray
+    is_greedy: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+
+class TokenDelta(NamedTuple):
+    """What one step, or several in one dispatch, added to a request.
+
+    Attributes:
+      new_token_ids: one id of each step; empty on an abort and for a score request.
       logprobs: f32[len(new_token_ids) 3]: raw, after temperature, of the sampling distribution.
-      prompt_logprobs: f32[num_prompt - 1] and bool[num_prompt - 1] is-greedy, when a score request finishes.
+      top_ids, top_logprobs: i32 and f32[len(new_token_ids) k], when the request asks for the k most likely tokens.
+      scores: of the prompt's tokens, with the first new token, or when a score request finishes.
       num_cached_tokens: prompt tokens that the prefix cache held when the request was first admitted.
     """
 
@@ -165,8 +280,9 @@ class TokenDelta:
     logprobs: np.ndarray
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
-    prompt_logprobs: np.ndarray | None = None
-    prompt_is_greedy: np.ndarray | None = None
+    top_ids: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    scores: PromptLogprobs | None = None
     num_cached_tokens: int = 0
 
 
@@ -177,13 +293,17 @@ class TokenLogprobs:
     Attributes:
       raw: f32[n], of the model's own distribution, softmax(logits).
       tempered: f32[n], after the temperature, softmax(logits / temperature); equals raw for greedy requests.
-      sampling: f32[n], of the distribution that was sampled: after stop-id masking, temperature, top_k, top_p and
-        min_p; 0 for greedy requests.
+      sampling: f32[n], of the distribution that was sampled: after processor, penalties, bias, masks, temperature,
+        top_k, top_p and min_p; 0 for greedy requests.
+      top_ids: i32[n k], the k most likely tokens in each place, the likeliest first (ties: the lowest id first).
+      top_logprobs: f32[n k], theirs, of the kind that logprobs_kind names; -inf for tokens that it rules out.
     """
 
     raw: np.ndarray
     tempered: np.ndarray
     sampling: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +314,7 @@ class CompletionOutput:
       finish_reason: "stop", "length" or "abort"; None while it streams.
       stop_reason: the stop string or stop token id that ended it; None for an end-of-sequence id or another reason.
       cumulative_logprob: sum of the raw log-probabilities.
+      weights_version: of the weights that made all its tokens, see `LLM.update_params`; None before the first.
     """
 
     index: int
@@ -203,6 +324,7 @@ class CompletionOutput:
     cumulative_logprob: float
     finish_reason: str | None
     stop_reason: int | str | None
+    weights_version: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +352,7 @@ class RequestOutput:
       prompt: the text given, None when ids were.
       sampling_params: the values used, defaults resolved.
       num_cached_tokens: prompt tokens found in the prefix cache.
+      prompt_logprobs: of the prompt's tokens after the first; None when not asked for, or not computed yet.
     """
 
     request_id: str
@@ -239,17 +362,33 @@ class RequestOutput:
     sampling_params: SamplingParams
     num_cached_tokens: int
     metrics: RequestMetrics
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreOutput:
-    """Log-probabilities of a prompt's own tokens.
+    """Log-probabilities of a continuation given its prompt, or of a prompt's own tokens after the first.
 
     Attributes:
-      logprobs: f32[len(prompt_token_ids) - 1], raw log-probability of each token after the first, given those before.
-      is_greedy: bool[len(prompt_token_ids) - 1], whether that token was the argmax (ties: the lowest id).
+      prompt_token_ids: the prompt; without a continuation the scored tokens are its own.
+      token_ids: the tokens that were scored.
+      logprobs: f32[len(token_ids)], raw log-probability of each, given the tokens before.
+      is_greedy: bool[len(token_ids)], whether it was the argmax (ties: the lowest id).
+      weights_version: of the weights that scored them, see `LLM.update_params`.
     """
 
     prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
     logprobs: np.ndarray
     is_greedy: np.ndarray
+    weights_version: int | None = None
+
+    @property
+    def sum(self) -> float:
+        """Log-probability of all scored tokens together, added in float64."""
+        return float(self.logprobs.sum(dtype=np.float64))
+
+    @property
+    def is_all_greedy(self) -> bool:
+        """Whether greedy decoding gives exactly the scored tokens."""
+        return bool(self.is_greedy.all())

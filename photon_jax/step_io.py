@@ -6,6 +6,7 @@ are the only description of both: the host writes NumPy views into them, the dev
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import jax
 
 STOP_IDS_WIDTH = 32
+TOP_WIDTH = 20  # most likely tokens that a step returns, where it returns any
+TOP_KINDS = ("raw", "tempered", "sampling")  # the distributions that they can be of, by number
 
 
 class Field(NamedTuple):
@@ -40,7 +43,12 @@ class StepLayout:
       query_tile: tokens of one sequence that one attention item covers; 1 when each row computes one token.
       row_tile: rows that the reference ops compute at once.
       has_scores: whether the step also returns the log-probability of a target token at each position.
+      has_top: whether it also returns the most likely tokens, of each sampled row and of each scored position.
       is_greedy: whether no row samples randomly, so that the program can do without that branch.
+      has_controls: whether a row has penalties, a bias, masked tokens or a processor.
+      processors: the functions of the rows' logits processors, each once.
+      num_steps: decode steps that run one after the other; more than one where each row computes one token, and has
+        neither scores nor most likely tokens nor controls.
     """
 
     num_tokens: int
@@ -49,7 +57,11 @@ class StepLayout:
     query_tile: int
     row_tile: int
     has_scores: bool = False
+    has_top: bool = False
     is_greedy: bool = False
+    has_controls: bool = False
+    processors: tuple[Callable[..., object], ...] = ()
+    num_steps: int = 1
 
     @property
     def num_items(self) -> int:
@@ -78,6 +90,11 @@ class StepInputs(NamedTuple):
       state_slots: the row's place in BatchState; 0 is the null slot.
       sample_positions: position that the sampled token will have; it keys the noise.
       stop_ids: ids that are masked while masks_stops is 1; the first num_stop_ids of the row count.
+      top_kinds: index into TOP_KINDS of the distribution whose most likely tokens are returned.
+      control_slots: state_slots of the rows that sample and have controls, else 0; empty where no row has any.
+      processor_ids: 1 + index of the row's function in the layout's processors, 0 without one; likewise.
+      num_steps, num_masked_steps: the row's steps, and those of them in which its stop ids are masked, where the layout
+        has several; the other fields are those of the first step. Empty where it has one.
       counts: num_tokens, num_rows, num_items in use.
     """
 
@@ -103,6 +120,11 @@ class StepInputs(NamedTuple):
     masks_stops: "jax.Array"  # i32[B]
     num_stop_ids: "jax.Array"  # i32[B]
     stop_ids: "jax.Array"  # i32[B E]
+    top_kinds: "jax.Array"  # i32[B]
+    control_slots: "jax.Array"  # i32[B]
+    processor_ids: "jax.Array"  # i32[B]
+    num_steps: "jax.Array"  # i32[B]
+    num_masked_steps: "jax.Array"  # i32[B]
     counts: "jax.Array"  # i32[3]
 
 
@@ -113,13 +135,20 @@ class StepOutputs(NamedTuple):
       token_ids: sampled tokens.
       logprobs: of the sampled token: raw, after temperature, of the sampling distribution.
       score_logprobs: raw log-probability of target_ids, when the layout has scores.
+      top_ids, top_logprobs: the most likely tokens of the row's top_kinds distribution, when the layout has top;
+        past a vocabulary smaller than W, id 0 and -inf.
       score_is_greedy: 1 where the target is the argmax (ties: the lowest id).
+      score_top_ids, score_top_logprobs: the most likely tokens at each position, when the layout has both.
     """
 
     token_ids: "jax.Array"  # i32[B]
     logprobs: "jax.Array"  # f32[B 3]
+    top_ids: "jax.Array | None" = None  # i32[B W]
+    top_logprobs: "jax.Array | None" = None  # f32[B W]
     score_logprobs: "jax.Array | None" = None  # f32[T]
     score_is_greedy: "jax.Array | None" = None  # i32[T]
+    score_top_ids: "jax.Array | None" = None  # i32[T W]
+    score_top_logprobs: "jax.Array | None" = None  # f32[T W]
 
 
 def input_fields(layout: StepLayout) -> tuple[Field, ...]:
@@ -134,6 +163,8 @@ def input_fields(layout: StepLayout) -> tuple[Field, ...]:
         "block_tables": (rows, layout.table_width),
         "seeds": (rows, 2),
         "stop_ids": (rows, STOP_IDS_WIDTH),
+        **dict.fromkeys(("control_slots", "processor_ids"), (rows if layout.has_controls else 0,)),
+        **dict.fromkeys(("num_steps", "num_masked_steps"), (rows if layout.num_steps > 1 else 0,)),
         "counts": (3,),
     }
     return tuple(
@@ -148,9 +179,15 @@ def output_fields(layout: StepLayout) -> tuple[Field, ...]:
         Field("token_ids", (layout.num_rows,), np.int32),
         Field("logprobs", (layout.num_rows, 3), np.float32),
     ]
+    if layout.has_top:
+        fields.append(Field("top_ids", (layout.num_rows, TOP_WIDTH), np.int32))
+        fields.append(Field("top_logprobs", (layout.num_rows, TOP_WIDTH), np.float32))
     if layout.has_scores:
         fields.append(Field("score_logprobs", (layout.num_tokens,), np.float32))
         fields.append(Field("score_is_greedy", (layout.num_tokens,), np.int32))
+    if layout.has_scores and layout.has_top:
+        fields.append(Field("score_top_ids", (layout.num_tokens, TOP_WIDTH), np.int32))
+        fields.append(Field("score_top_logprobs", (layout.num_tokens, TOP_WIDTH), np.float32))
     return tuple(fields)
 
 
@@ -163,6 +200,10 @@ def host_views(buffer: np.ndarray, fields: tuple[Field, ...]) -> dict[str, np.nd
     """Returns a NumPy view into the packed i32 buffer for each field; writing to a view writes to the buffer."""
     views, offset = {}, 0
     for field in fields:
-        views[field.name] = buffer[offset : offset + field.size].view(field.dtype).reshape(field.shape)
-        offset += field.size
+        size = field.size
+        view = buffer[offset : offset + size]
+        if field.dtype is not np.int32:
+            view = view.view(field.dtype)
+        views[field.name] = view if len(field.shape) == 1 else view.reshape(field.shape)
+        offset += size
     return views

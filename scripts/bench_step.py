@@ -2,13 +2,14 @@
 
   PYTHONPATH=. python scripts/bench_step.py --shape=llama-3.2-1b --dtype=bfloat16 --batch_sizes=1,8,64
 
-Prints one JSON line a batch size: median milliseconds of a decode step through the whole engine, of the step program
-alone (launched again and again before one wait), and the share of the memory bandwidth that the weights alone need.
+Prints one JSON line a batch size: milliseconds of a decode step through the whole engine, of the host's work in it, and
+of the step program alone (launched again and again before one wait); the program's share of the engine's step; and the
+memory bandwidth that the weights alone need.
 """
 
 import argparse
+import dataclasses
 import json
-import statistics
 import time
 
 import jax
@@ -18,8 +19,9 @@ from photon_jax.config import make_engine_config
 from photon_jax.engine.engine import StartedEngine, start_engine
 from photon_jax.engine.input_builder import InputBuilder
 from photon_jax.engine.step import jit_step
-from photon_jax.models.config import ModelConfig, RopeConfig
+from photon_jax.models.config import ModelConfig, QuantizationConfig, RopeConfig
 from photon_jax.models.params import num_bytes, random_params
+from photon_jax.quantization.weights import quantize_params
 from photon_jax.request import Request, SamplingParams
 
 LLAMA3_ROPE = RopeConfig(
@@ -64,8 +66,11 @@ def main() -> None:
     parser.add_argument("--batch_sizes", default="1,8,64")
     parser.add_argument("--prompt_len", type=int, default=256)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--group_size", type=int, default=None, help="int8 weights, embedding and head included")
     parser.add_argument("--linear", default=None)
     parser.add_argument("--attention", default=None)
+    parser.add_argument("--steps_ahead", type=int, default=None)
+    parser.add_argument("--max_steps_per_dispatch", type=int, default=None)
     flags = parser.parse_args()
     batch_sizes = [int(size) for size in flags.batch_sizes.split(",")]
     config = ModelConfig(
@@ -76,6 +81,11 @@ def main() -> None:
         **SHAPES[flags.shape],
     )
     params = random_params(config, jax.random.key(0))
+    if flags.group_size:
+        config = dataclasses.replace(
+            config, quantization=QuantizationConfig(group_size=flags.group_size, has_embedding=True)
+        )
+        params = quantize_params(params, config.quantization)
     max_len = flags.prompt_len + flags.steps + 64
     engine_config = make_engine_config(
         None,
@@ -86,11 +96,13 @@ def main() -> None:
         num_blocks=max(batch_sizes) * -(-max_len // 64) + 1,
         linear=flags.linear,
         attention=flags.attention,
+        steps_ahead=flags.steps_ahead,
+        max_steps_per_dispatch=flags.max_steps_per_dispatch,
     )
     started = start_engine(params, config, engine_config)
     print(json.dumps({"start_s": round(started.seconds, 2), "num_programs": started.num_programs}), flush=True)
     for batch in batch_sizes:
-        row = {"shape": flags.shape, "dtype": flags.dtype, "batch": batch, "prompt_len": flags.prompt_len}
+        row = {name: getattr(flags, name) for name in ("shape", "dtype", "group_size", "prompt_len")} | {"batch": batch}
         row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
         print(json.dumps(row | time_batch(started, batch, flags.prompt_len, flags.steps)), flush=True)
 
@@ -106,28 +118,33 @@ def time_batch(started: StartedEngine, batch: int, prompt_len: int, num_steps: i
             params = SamplingParams(max_tokens=num_steps, temperature=0.0).resolve({})
             scheduler.add(Request(request_id=f"{name}-{batch}-{index}", prompt_token_ids=ids, params=params))
         begin = time.perf_counter()
-        while scheduler.num_waiting or any(item.num_new_tokens > 1 for item in engine.last_plan.scheduled):
+        while scheduler.num_waiting or not engine.last_plan.is_decode or scheduler.num_running < batch:
             engine.step()
+        engine.drain()
         prefill_s = time.perf_counter() - begin
-        times = []
-        while scheduler.has_unfinished:
-            start = time.perf_counter()
+        begin, work_s, first = time.perf_counter(), engine.clock.work_s, scheduler.counters.num_steps
+        while scheduler.counters.num_steps < first + num_steps // 2:
             engine.step()
-            times.append(time.perf_counter() - start)
-            if name == "timed" and len(times) == num_steps // 2:
-                device_s = time_program(started)
+        engine.drain()
+        count = scheduler.counters.num_steps - first
+        step_s, host_s = (time.perf_counter() - begin) / count, (engine.clock.work_s - work_s) / count
+        program_s = time_program(started)
+        while scheduler.has_unfinished:
+            engine.step()
     weight_bytes = num_bytes(started.runner.params)
     return {
         "prefill_tokens_per_s": round(batch * prompt_len / prefill_s, 1),
-        "engine_step_ms": round(statistics.median(times) * 1e3, 3),
-        "program_ms": round(device_s * 1e3, 3),
-        "tokens_per_s": round(batch / statistics.median(times), 1),
-        "weight_gb_per_s": round(weight_bytes / device_s / 1e9, 1),
+        "engine_step_ms": round(step_s * 1e3, 3),
+        "host_work_ms": round(host_s * 1e3, 3),
+        "program_ms": round(program_s * 1e3, 3),
+        "engine_share": round(program_s / step_s, 3),
+        "tokens_per_s": round(batch / step_s, 1),
+        "weight_gb_per_s": round(weight_bytes / program_s / 1e9, 1),
     }
 
 
 def time_program(started: StartedEngine, count: int = 30) -> float:
-    """Returns the seconds of the program of the step that ran last, launched `count` times before one wait.
+    """Returns the seconds of one decode step of the program that ran last, launched `count` times before one wait.
 
     It writes the same keys and values to the same places, so the engine's sequences go on unharmed.
     """
@@ -135,14 +152,17 @@ def time_program(started: StartedEngine, count: int = 30) -> float:
     layout = runner.buckets.choose(plan)
     builder = InputBuilder(block_size=started.layout.block_size, max_num_seqs=runner.state.last_token.size - 1)
     packed = jax.device_put(builder.build(plan, layout))
+    last_token = runner.state.last_token.copy()
     for _ in range(2):
         begin = time.perf_counter()
         for _ in range(count):
-            outputs, runner.cache, runner.state = jit_step(
+            outputs, runner.cache, runner.state, _ = jit_step(
                 runner.params, runner.cache, runner.state, packed, layout=layout, config=runner.config
             )
         outputs.block_until_ready()
-    return (time.perf_counter() - begin) / count
+        seconds = time.perf_counter() - begin
+    runner.state = dataclasses.replace(runner.state, last_token=last_token)
+    return seconds / (count * plan.num_steps)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ PYTHONPATH=.:tests python scripts/check_invariance.py --schedules=5000
 import argparse
 import time
 
-from helpers.invariance import Tally, World, run_schedule
+from helpers.invariance import Tally, World, run_schedule, without_extras
 
 
 def main() -> None:
@@ -14,8 +14,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=5000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first schedule")
+    parser.add_argument("--plain", action="store_true", help="requests without extras, for several steps a dispatch")
     flags = parser.parse_args()
     begin, world, tally = time.perf_counter(), World(num_requests=400, seed=flags.first + 1), Tally()
+    if flags.plain:
+        world = world.with_requests([without_extras(request) for request in world.requests])
     for seed in range(flags.first, flags.first + flags.schedules):
         run_schedule(world, seed, tally)
         if tally.schedules % 250 == 0:

@@ -1,23 +1,35 @@
 """Settings that contradict each other, or that no kernel serves, are refused when they are made."""
 
+import dataclasses
+
 import pytest
 
-from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig, make_engine_config
+from photon_jax.config import (
+    CacheConfig,
+    EngineConfig,
+    EngineSettings,
+    KernelConfig,
+    SchedulerConfig,
+    make_engine_config,
+)
 from photon_jax.errors import ConfigError
 
 
 def test_auto_becomes_the_choice_of_the_platform():
-    assert KernelConfig().resolve("cpu") == KernelConfig(linear="reference", attention="reference")
-    assert KernelConfig().resolve("gpu") == KernelConfig(linear="xla", attention="xla")
-    assert KernelConfig(attention="triton").resolve("gpu").attention == "triton"
+    assert KernelConfig().resolve("cpu", head_dim=16) == KernelConfig(linear="reference", attention="reference")
+    assert KernelConfig().resolve("gpu", head_dim=128) == KernelConfig(linear="triton", attention="triton")
+    assert KernelConfig().resolve("gpu", head_dim=96) == KernelConfig(linear="triton", attention="xla")
+    assert KernelConfig(attention="triton").resolve("gpu", head_dim=64).attention == "triton"
 
 
 def test_a_kernel_that_the_platform_lacks_is_refused():
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU, JAX runs on 'cpu'"):
-        KernelConfig(attention="triton").resolve("cpu")
+        KernelConfig(attention="triton").resolve("cpu", head_dim=64)
+    with pytest.raises(ConfigError, match="linear='triton' needs an NVIDIA GPU"):
+        KernelConfig(linear="triton").resolve("cpu", head_dim=64)
 
 
-@pytest.mark.parametrize("fields", [{"linear": "triton"}, {"linear": "mosaic"}, {"attention": "mosaic"}])
+@pytest.mark.parametrize("fields", [{"linear": "mosaic"}, {"attention": "mosaic"}])
 def test_a_kernel_that_does_not_exist_is_refused(fields):
     with pytest.raises(ConfigError, match="has no kernel in this release"):
         KernelConfig(**fields)
@@ -47,3 +59,36 @@ def test_flat_fields_find_their_place():
     assert (config.dtype, config.cache.block_size, config.kernels.linear) == ("float16", 16, "xla")
     assert config.scheduler.max_num_batched_tokens == 1000  # a budget that isn't given follows the sequences
     assert make_engine_config(None, max_num_batched_tokens=8).scheduler.max_num_seqs == 8
+
+
+def test_the_flat_settings_are_the_fields_of_the_configs():
+    parts = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig)
+    names = {field.name for part in parts for field in dataclasses.fields(part)}
+    assert set(EngineSettings.__annotations__) == names - {"cache", "scheduler", "kernels"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"quantization": "int4"}, "quantization must be one of int8"),
+        ({"quantization": "int8", "group_size": 96}, "group_size must be 32, 64 or 128, got 96"),
+        ({"quantize_embedding": True}, "quantize_embedding needs quantization"),
+    ],
+)
+def test_int8_settings_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        make_engine_config(None, **fields)
+
+
+def test_looking_ahead_is_for_devices_faster_than_the_host():
+    unset, given = SchedulerConfig(), SchedulerConfig(steps_ahead=0, max_steps_per_dispatch=3)
+    for platform, expected in (("cpu", (0, 1)), ("gpu", (1, 8))):
+        resolved = unset.resolve(platform)
+        assert (resolved.steps_ahead, resolved.max_steps_per_dispatch) == expected
+        assert given.resolve(platform) == given
+
+
+@pytest.mark.parametrize("field", [{"steps_ahead": -1}, {"max_steps_per_dispatch": 0}])
+def test_steps_ahead_and_steps_of_a_dispatch_are_counts(field):
+    with pytest.raises(ConfigError, match=next(iter(field))):
+        SchedulerConfig(**field)

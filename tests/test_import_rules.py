@@ -12,10 +12,10 @@ HOST_CACHE = ("cache.layout", "cache.block_manager", "cache.prefix_cache")
 MODEL_READERS = ("models.config_fields", "models.registry", "models.hf_config", "models.gguf_config")
 OPS_SEE = (
     *("errors", "config", "models.config", "models.params", "quantization", "cache.layout", "cache.kv_cache"),
-    *("step_io", "ops"),
+    *("step_io", "controls", "ops"),
 )
 ARRAYS = ("errors", "config", "models.config", "models.params", "quantization", "cache.layout", "cache.kv_cache")
-ENGINE_SEES = ("engine", "scheduler", "models", "ops", "cache", "step_io", "request", "config", "errors")
+ENGINE_SEES = ("engine", "scheduler", "models", "ops", "cache", "step_io", "request", "controls", "config", "errors")
 DOORS_SEE = (
     "engine",
     "text",
@@ -23,11 +23,17 @@ DOORS_SEE = (
     "quantization",
     "models",
     "request",
+    "controls",
     "config",
     "errors",
     "local_client",
     "prompts",
+    "continuations",
     "progress",
+    "convert",
+    "quantize",
+    "describe",
+    "loading",
     "llm",
     "functional",
 )
@@ -36,7 +42,8 @@ DOORS_SEE = (
 RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "errors": ((), ()),
     "config": (("errors",), ("numpy",)),
-    "request": (("errors",), ("numpy",)),
+    "controls": (("errors",), ("numpy",)),
+    "request": (("errors", "controls"), ("numpy",)),
     "text": (("errors", "request", "text"), ("tokenizers", "jinja2")),
     **dict.fromkeys(HOST_CACHE, (("errors", "config", *HOST_CACHE), ("numpy",))),
     "scheduler": (("errors", "config", "request", "scheduler", *HOST_CACHE), ("numpy",)),
@@ -45,6 +52,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(MODEL_READERS, (("errors", "models.config", *MODEL_READERS), ("numpy",))),
     "models.params": (ARRAYS, ("jax",)),
     "quantization": (ARRAYS, ("jax",)),
+    **dict.fromkeys(("quantization.calibrate", "quantization.report"), ((*ARRAYS, "models", "ops"), ("jax", "numpy"))),
     "cache.kv_cache": (ARRAYS, ("jax",)),
     "ops": ((*OPS_SEE, "pallas_kernels"), ("jax", "numpy")),
     "models": ((*OPS_SEE, "models"), ("jax",)),
@@ -54,20 +62,33 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "engine.buckets": (("scheduler", "step_io", "cache.layout", "config", "errors"), ("numpy",)),
     "engine.input_builder": (
-        ("scheduler", "step_io", "cache.layout", "config", "errors", "engine.buckets"),
+        ("scheduler", "step_io", "cache.layout", "config", "errors", "engine.buckets", "engine.slot_table"),
         ("numpy",),
     ),
+    "engine.slot_table": (("scheduler", "step_io", "config", "errors"), ("numpy",)),
+    "engine.multi_step": (("step_io",), ("jax",)),
     "engine.step": (("models", "ops", "quantization", "cache.kv_cache", "step_io", "config", "engine"), ("jax",)),
     "engine": (ENGINE_SEES, ("jax", "numpy")),
-    "local_client": (("engine", "text", "request", "errors"), ("numpy",)),
+    "local_client": (("engine", "text", "models.params", "request", "controls", "errors"), ("numpy",)),
     "prompts": (("local_client", "text", "request", "errors"), ()),
+    "continuations": (("local_client", "prompts", "text", "errors"), ()),
     "progress": (("local_client",), ("tqdm",)),
+    "convert": (("checkpoint", "text", "models", "progress", "errors"), ()),
+    "quantize": (
+        ("checkpoint", "text", "models", "quantization", "progress", "convert", "errors"),
+        ("jax",),
+    ),
+    "loading": (("checkpoint", "models", "quantization", "progress", "config", "errors"), ("jax", "numpy")),
+    "describe": (("checkpoint", "text", "models", "quantization", "cache", "errors"), ("jax",)),
     "functional": (DOORS_SEE, ("jax", "numpy", "tqdm")),
     "llm": (DOORS_SEE, ("jax", "numpy", "tqdm")),
     "cli": ((*DOORS_SEE, "server", "evals", "cli", ""), ("absl", "jax", "numpy")),
 }
 # Importing these must not import JAX, also through others.
-HOST_ONLY = ("errors", "config", "request", "text", "scheduler", *HOST_CACHE, "engine.buckets", "engine.input_builder")
+HOST_ONLY = (
+    *("errors", "config", "controls", "request", "text", "scheduler", *HOST_CACHE),
+    *("engine.buckets", "engine.input_builder", "engine.slot_table"),
+)
 KERNEL_LIBRARIES = ("jax", "numpy")
 
 

@@ -13,7 +13,7 @@ from helpers.source_tree import PACKAGES, ROOT, sources
 
 DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # where it differs from the name that is imported
 # In the server and eval extras, or brought by a package that is declared.
-OPTIONAL = {"fastapi", "uvicorn", "pydantic", "prometheus-client", "lm-eval", "ml-dtypes", "huggingface-hub"}
+OPTIONAL = {"fastapi", "uvicorn", "pydantic", "prometheus-client", "lm-eval", "ml-dtypes"}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_wheel_declares_name_version_python_and_licence(metadata):
 def test_commands_point_at_functions(wheel):
     (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt"))
     commands = dict(re.findall(r"^([\w-]+) = (\S+)$", wheel.read(name).decode(), re.MULTILINE))
-    assert set(commands) == {"photon-generate", "photon-bench"}
+    assert set(commands) == {"photon-generate", "photon-bench", "photon-convert"}
     for target in commands.values():
         module, function = target.split(":")
         tree = ast.parse(wheel.read(module.replace(".", "/") + ".py"))

@@ -69,15 +69,17 @@ def tuning_key(*, m: int, n: int, k: int, group_size: int, dtype: str) -> dict[s
 def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     """Returns tiles that every supported shape accepts, after what the runs in NOTES.md found best.
 
-    One or two rows: `sum`, a warp for two whole rows of weights, or four warps for one of more than 4096 inputs. Other
-    small products: `dot`, with the inputs split where the outputs alone are too few programs to fill a chip. Int8 for
+    One row, in dense weights two: `sum`, a warp for two whole rows of weights, or four warps for one of more than 4096
+    inputs; two rows of int8 take longer so than eight in `dot` (a whole step 978 and 863 us). Other small products:
+    `dot`, with the inputs split where the outputs alone are too few programs to fill a chip. Int8 for
     more than 64 rows: `swap`.
     """
     step = max(128, 2 * group_size)
-    if m <= 2 and 4096 < k <= 8192:
+    is_sum = m == 1 or (m == 2 and not group_size)
+    if is_sum and 4096 < k <= 8192:
         vector = 16 if group_size else 8
         return TileConfig(method="sum", tile_n=1, tile_k=8192, num_warps=4, num_stages=2, vector=vector)
-    if m <= 2 and k <= 4096:
+    if is_sum and k <= 4096:
         tile_k = max(min(2048, 1 << (k - 1).bit_length()), group_size, 16)
         return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
     if m <= 32:

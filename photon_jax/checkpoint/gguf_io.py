@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -35,6 +36,19 @@ class _TensorReader(gguf.GGUFReader):
         self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
         return super()._build_fields(offs, count)
 
+    def _get(
+        self,
+        offset: int,
+        dtype: np.typing.DTypeLike,
+        count: int = 1,
+        override_order: Literal["I", "S", "<"] | None = None,
+    ) -> np.ndarray:
+        found: np.ndarray = super()._get(offset, dtype, count, override_order)
+        # past the end the package reads nothing, and goes on for as many elements as a damaged length claims
+        if len(found) != count:
+            raise CheckpointError(f"the header goes on past the end of the file, byte {len(self.data)}: fetch it again")
+        return found
+
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
         self.stored = {}
         for field in fields:
@@ -43,7 +57,7 @@ class _TensorReader(gguf.GGUFReader):
             if name in self.stored:
                 raise CheckpointError(f"tensor {name} is listed twice")
             shape = tuple(int(size) for size in reversed(dims.tolist()))
-            self.stored[name] = _locate(name, shape, int(raw_type[0]), start_offs + int(offset[0]), len(self.data))
+            self.stored[name] = _locate(name, shape, int(raw_type[0]), int(start_offs) + int(offset[0]), len(self.data))
 
 
 def _locate(name: str, shape: tuple[int, ...], raw_type: int, offset: int, file_bytes: int) -> _StoredTensor:
@@ -84,29 +98,45 @@ class GgufCheckpoint:
         """Returns the bytes of one tensor in the file."""
         return self._tensors[name].num_bytes
 
+    def dtype_name(self, name: str) -> str:
+        """Returns the type of one tensor as GGUF writes it, such as Q4_1."""
+        return self._tensors[name].type.name
+
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor dequantized: f16 and f32 as they are, everything else as f32.
 
         Raises:
           CheckpointError: the gguf package can't dequantize the type.
         """
-        tensor = self._tensors[name]
-        try:
-            raw = np.memmap(self.path, np.uint8, "r", offset=tensor.offset, shape=tensor.num_bytes)
-        except (ValueError, OSError) as error:
-            raise CheckpointError(f"{self.path}: tensor {name} can't be read: {error}") from error
+        tensor, raw = self._tensors[name], self._map(name)
         plain = _PLAIN_DTYPES.get(tensor.type)
         if plain is not None:
             return raw.view(plain).reshape(tensor.shape)
         try:
             rows = raw.reshape(gguf.quant_shape_to_byte_shape(tensor.shape, tensor.type))
-            values: np.ndarray = gguf.dequantize(rows, tensor.type)
+            with np.errstate(all="ignore"):  # a damaged scale: whoever loads looks for what isn't finite
+                values: np.ndarray = gguf.dequantize(rows, tensor.type)
         except NotImplementedError as error:
             raise CheckpointError(
                 f"{self.path}: tensor {name} has type {tensor.type.name}, which can't be dequantized; "
                 "use a file in F16, BF16, Q8_0, Q4_0 or Q4_1"
             ) from error
         return values.reshape(tensor.shape)
+
+    def read_q8_0(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns int8[O I] and scales f16[O I/32] of a Q8_0 tensor: blocks of a scale and 32 values in the file."""
+        num_outputs, num_inputs = self._tensors[name].shape
+        blocks = self._map(name).reshape(num_outputs, num_inputs // 32, 34)
+        scales = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).squeeze(2)
+        return blocks[:, :, 2:].reshape(num_outputs, num_inputs).view(np.int8), scales
+
+    def _map(self, name: str) -> np.ndarray:
+        """Returns the bytes of one tensor, mapped from the file."""
+        tensor = self._tensors[name]
+        try:
+            return np.memmap(self.path, np.uint8, "r", offset=tensor.offset, shape=tensor.num_bytes)
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{self.path}: tensor {name} can't be read: {error}") from error
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
@@ -122,7 +152,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} isn't a whole GGUF file: {error}; fetch it again") from error
     if reader.byte_order == "S":
         raise CheckpointError(f"{path} has the byte order of another machine; convert it first")

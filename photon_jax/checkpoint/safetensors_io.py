@@ -53,6 +53,10 @@ class SafetensorsCheckpoint:
         dtype = self.tensors[name].dtype
         return _DTYPES[dtype].name if dtype in _DTYPES else dtype
 
+    def read_q8_0(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Raises CheckpointError: this format has no such tensors."""
+        raise CheckpointError(f"{self.tensors[name].path}: tensor {name} isn't Q8_0")
+
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor mapped from its file; its pages are let go with the array.
 

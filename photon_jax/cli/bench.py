@@ -23,7 +23,7 @@ from absl import flags
 
 import photon_jax
 from photon_jax.cli.command import define_common_flags, load_llm, run_command
-from photon_jax.cli.flags import engine_fields_from_flags
+from photon_jax.cli.flags import engine_fields_from_flags, errors_name_flags
 from photon_jax.config import EngineConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError
@@ -98,7 +98,8 @@ def engine_config_for(settings: list[Setting], fields: dict[str, object]) -> Eng
     }
     if "max_num_batched_tokens" in fields:
         needed.pop("max_num_seqs")  # the two go together: one that was given decides
-    return make_engine_config(None, **(needed | fields))
+    with errors_name_flags():
+        return make_engine_config(None, **(needed | fields))
 
 
 def bench(

@@ -9,7 +9,7 @@ import jax
 from absl import app, flags, logging
 
 import photon_jax
-from photon_jax.cli.flags import define_engine_flags
+from photon_jax.cli.flags import define_engine_flags, errors_name_flags
 from photon_jax.config import EngineConfig
 from photon_jax.errors import PhotonError
 
@@ -23,7 +23,8 @@ def define_common_flags(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "model",
         "demo",
-        "Folder of a Hugging Face checkpoint, a GGUF file, or demo for the small model that is fetched when needed.",
+        "Folder of a Hugging Face checkpoint or of photon-convert, a GGUF file, a Hugging Face id (org/name, "
+        "org/name@revision), or demo for the small model that is fetched when needed.",
         flag_values=flag_values,
     )
     flags.DEFINE_string(
@@ -111,4 +112,5 @@ def shows_progress(flag_values: flags.FlagValues) -> bool:
 def load_llm(flag_values: flags.FlagValues, config: EngineConfig) -> "photon_jax.LLM":
     """Returns the model that the flags name, loaded with `config`."""
     use_compile_cache(flag_values)
-    return photon_jax.LLM(flag_values.model, engine_config=config, progress=shows_progress(flag_values))
+    with errors_name_flags():
+        return photon_jax.LLM(flag_values.model, engine_config=config, progress=shows_progress(flag_values))

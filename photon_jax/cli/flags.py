@@ -1,16 +1,21 @@
 """Command-line flags made from the fields of config dataclasses, and configs made from the flags."""
 
+import contextlib
 import dataclasses
 import inspect
+import json
 import re
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
 
 from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig, make_engine_config
-from photon_jax.request import SamplingParams
+from photon_jax.controls import logit_bias_from_json
+from photon_jax.errors import ConfigError, RequestError
+from photon_jax.request import CODE_FIELDS, SamplingParams
 
 _ENGINE_PARTS = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig)
 
@@ -34,13 +39,41 @@ def engine_fields_from_flags(flag_values: flags.FlagValues) -> dict[str, object]
 
 def engine_config_from_flags(flag_values: flags.FlagValues) -> EngineConfig:
     """Returns the engine config that the flags describe; a flag not given leaves its field at the default."""
-    return make_engine_config(None, **engine_fields_from_flags(flag_values))
+    with errors_name_flags():
+        return make_engine_config(None, **engine_fields_from_flags(flag_values))
 
 
 def sampling_params_from_flags(flag_values: flags.FlagValues) -> SamplingParams:
     """Returns the sampling parameters that the flags describe."""
     given: dict[str, Any] = {field.name: flag_values[field.name].value for field in _plain_fields(SamplingParams)}
-    return SamplingParams(**given)
+    with errors_name_flags():
+        return SamplingParams(**(given | {"logit_bias": _parse_logit_bias(given["logit_bias"])}))
+
+
+def _parse_logit_bias(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return logit_bias_from_json(json.loads(text))
+    except ValueError as error:
+        raise RequestError(f'logit_bias must be JSON such as {{"42": -5}}, got {text!r}: {error}') from error
+
+
+@contextlib.contextmanager
+def errors_name_flags() -> Iterator[None]:
+    """Makes an error about a setting that is raised inside name the flag, as --max_num_seqs, not the field."""
+    try:
+        yield
+    except (ConfigError, RequestError) as error:
+        raise type(error)(_with_flags(str(error))) from error
+
+
+def _with_flags(message: str) -> str:
+    """Returns a message with fields as flags: names of several words, and others where they open it or get a value."""
+    names = {field.name for owner in (*_ENGINE_PARTS, SamplingParams) for field in _plain_fields(owner)}
+    several = "|".join(sorted(name for name in names if "_" in name))
+    every = "|".join(sorted(names))
+    return re.sub(rf"(?<![\w-])(?=(?:{several})\b|(?:{every})=)|^(?=(?:{every}) )", "--", message)
 
 
 def field_help(owner: type) -> dict[str, str]:
@@ -58,10 +91,12 @@ def field_help(owner: type) -> dict[str, str]:
 
 
 def _plain_fields(owner: type) -> list[dataclasses.Field[object]]:
-    """Returns the fields that hold a value, not another config."""
+    """Returns the fields that hold a value, not another config or code."""
     hints = typing.get_type_hints(owner)
     fields = dataclasses.fields(owner)
-    return [field for field in fields if not dataclasses.is_dataclass(hints[field.name])]
+    return [
+        field for field in fields if not dataclasses.is_dataclass(hints[field.name]) and field.name not in CODE_FIELDS
+    ]
 
 
 def _define_fields(owner: type, flag_values: flags.FlagValues) -> None:
@@ -79,9 +114,10 @@ def _define_flag(field: dataclasses.Field[object], hint: object, help_text: str,
     if typing.get_origin(member) is typing.Literal:
         flags.DEFINE_enum(field.name, default, list(typing.get_args(member)), help_text, flag_values=flag_values)
     elif typing.get_origin(member) is tuple:
-        is_text = typing.get_args(member)[0] is str
+        is_text = typing.get_args(member)[0] is not int
         define = flags.DEFINE_multi_string if is_text else flags.DEFINE_multi_integer
-        define(field.name, list(default), help_text, flag_values=flag_values)
+        values = None if default is None else list(default)
+        define(field.name, values, help_text, flag_values=flag_values)
     elif member is bool:
         flags.DEFINE_bool(field.name, default, help_text, flag_values=flag_values)
     elif member is int:

@@ -1,8 +1,9 @@
-"""photon-generate: answers one prompt, a chat, or a file of prompts.
+"""photon-generate: answers one prompt, a chat, or a file of prompts; or describes a model.
 
   photon-generate --prompt="What is the capital of France?"
   photon-generate --model=FOLDER --interactive
   photon-generate --prompts_file=prompts.jsonl --output_file=results.jsonl --temperature=0
+  photon-generate --model=FOLDER --describe
 
 A prompt is put into the model's chat template when it has one; --raw continues it as plain text. The text goes to
 standard output as it comes; a line with the speed goes to standard error. Each line of a prompts file is a JSON object
@@ -19,12 +20,21 @@ from absl import flags
 
 import photon_jax
 from photon_jax.cli.command import define_common_flags, load_llm, run_command, shows_progress
-from photon_jax.cli.flags import define_sampling_flags, engine_config_from_flags, sampling_params_from_flags
+from photon_jax.cli.flags import (
+    define_sampling_flags,
+    engine_config_from_flags,
+    errors_name_flags,
+    sampling_params_from_flags,
+)
 from photon_jax.cli.prompts_file import PromptLine, open_results, read_prompts, write_results
+from photon_jax.config import EngineConfig
+from photon_jax.describe import describe_checkpoint
 from photon_jax.errors import ConfigError, RequestError
+from photon_jax.loading import weights_quantization
 from photon_jax.request import RequestOutput, SamplingParams
 
-_MODES = ("prompt", "interactive", "prompts_file")
+_MODES = ("prompt", "interactive", "prompts_file", "describe")
+_LOGPROBS = ("logprobs", "prompt_logprobs")
 
 Message = Mapping[str, object]
 
@@ -36,6 +46,9 @@ def define_flags(flag_values: flags.FlagValues) -> None:
         "interactive", False, "Chat on the terminal; /new starts over, /exit ends.", flag_values=flag_values
     )
     flags.DEFINE_string("prompts_file", None, "JSONL file of requests.", flag_values=flag_values)
+    flags.DEFINE_bool(
+        "describe", False, "Print what the model is and takes, without loading its weights.", flag_values=flag_values
+    )
     flags.DEFINE_string("output_file", None, "JSONL file of results; unset: standard output.", flag_values=flag_values)
     flags.DEFINE_string("system", None, "System message that opens a chat.", flag_values=flag_values)
     flags.DEFINE_bool(
@@ -55,7 +68,10 @@ def main(flag_values: flags.FlagValues) -> None:
         with open_results(flag_values.output_file) as file, load_llm(flag_values, config) as llm:
             write_results(file, requests, run_requests(llm, requests, progress=shows_progress(flag_values)))
         return
-    with load_llm(flag_values, config) as llm:
+    if flag_values.describe:
+        describe(flag_values.model, config)
+        return
+    with load_llm(flag_values, config) as llm, errors_name_flags():
         if flag_values.interactive:
             chat_loop(llm, params, system=flag_values.system)
         else:
@@ -65,13 +81,31 @@ def main(flag_values: flags.FlagValues) -> None:
 def _check_modes(flag_values: flags.FlagValues) -> None:
     given = [f"--{name}" for name in _MODES if flag_values[name].value not in (None, False)]
     if len(given) != 1:
-        raise ConfigError(f"give one of --prompt, --interactive and --prompts_file, got {', '.join(given) or 'none'}")
+        raise ConfigError(
+            f"give one of --prompt, --interactive, --prompts_file and --describe, got {', '.join(given) or 'none'}"
+        )
     if flag_values.output_file is not None and flag_values.prompts_file is None:
         raise ConfigError("--output_file goes with --prompts_file; the text of --prompt goes to standard output")
+    if flag_values.prompts_file is None:
+        asked = next((name for name in _LOGPROBS if flag_values[name].value is not None), None)
+        if asked is not None:
+            raise ConfigError(f"--{asked} goes with --prompts_file, whose results have a place for log-probabilities")
     if flag_values.raw and (flag_values.interactive or flag_values.system is not None):
         raise ConfigError("--raw continues a plain prompt; it goes with neither --interactive nor --system")
     if flag_values.interactive and flag_values.n != 1:
         raise ConfigError(f"--interactive gives one answer at a time, got --n={flag_values.n}")
+
+
+def describe(model: str, config: EngineConfig) -> None:
+    """Prints the model card of a checkpoint."""
+    print(
+        describe_checkpoint(
+            model,
+            dtype=config.dtype,
+            quantization=weights_quantization(config),
+            use_generation_config=config.use_generation_config,
+        )
+    )
 
 
 def answer(llm: "photon_jax.LLM", prompt: str, params: SamplingParams, *, system: str | None, is_raw: bool) -> None:
@@ -186,24 +220,33 @@ def _take_turn(llm: "photon_jax.LLM", messages: list[Message], params: SamplingP
 
 
 def run_requests(llm: "photon_jax.LLM", requests: list[PromptLine], *, progress: bool) -> list[RequestOutput]:
-    """Returns the outputs of a prompts file's requests, in order; prints the total speed to standard error."""
+    """Returns the outputs of a prompts file's requests, in order; prints the total speed to standard error.
+
+    Raises:
+      RequestError: a request can't be served; names its line. Nothing has run then.
+    """
     started = time.perf_counter()
-    outputs: dict[int, RequestOutput] = {}
-    plain = [i for i, request in enumerate(requests) if request.prompt is not None]
-    chats = [i for i, request in enumerate(requests) if request.messages is not None]
-    if chats and not has_chat_template(llm):
-        raise RequestError(f"request {chats[0]} has messages, but the model has no chat template; give a prompt")
-    if plain:
-        prompts = [request.prompt for request in requests if request.prompt is not None]
-        made = llm.generate(prompts, [requests[i].params for i in plain], progress=progress)
-        outputs.update(zip(plain, made, strict=True))
-    if chats:
-        conversations = [request.messages for request in requests if request.messages is not None]
-        made = llm.chat(conversations, [requests[i].params for i in chats], progress=progress)
-        outputs.update(zip(chats, made, strict=True))
-    ordered = [outputs[i] for i in range(len(requests))]
-    _print_total(ordered, time.perf_counter() - started)
-    return ordered
+    prompts = [_token_ids_or_text(llm, request) for request in requests]
+    try:
+        outputs = llm.generate(prompts, [request.params for request in requests], progress=progress)
+    except RequestError as error:
+        if error.prompt_index is None:
+            raise
+        raise RequestError(f"{requests[error.prompt_index].where}: {error.__cause__ or error}") from error
+    _print_total(outputs, time.perf_counter() - started)
+    return outputs
+
+
+def _token_ids_or_text(llm: "photon_jax.LLM", request: PromptLine) -> str | list[int]:
+    if request.messages is None:
+        assert request.prompt is not None, f"{request.where} has neither a prompt nor messages"
+        return request.prompt
+    if llm.tokenizer is None or not has_chat_template(llm):
+        raise RequestError(f"{request.where} has messages, but the model has no chat template; give a prompt")
+    try:
+        return llm.tokenizer.encode_chat(request.messages)
+    except RequestError as error:
+        raise RequestError(f"{request.where}: {error}") from error
 
 
 def _print_total(outputs: list[RequestOutput], total_s: float) -> None:

@@ -1,9 +1,9 @@
 """Requests from a JSONL file, all checked before any runs, and results back to one."""
 
+import codecs
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sys
 import typing
@@ -11,10 +11,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from photon_jax.controls import logit_bias_from_json
 from photon_jax.errors import RequestError
-from photon_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from photon_jax.request import (
+    CODE_FIELDS,
+    CompletionOutput,
+    PromptLogprobs,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 
-_SAMPLING_NAMES = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+_SAMPLING_NAMES = frozenset(field.name for field in dataclasses.fields(SamplingParams)) - CODE_FIELDS
 _BOOL_NAMES = frozenset(name for name, hint in typing.get_type_hints(SamplingParams).items() if hint is bool)
 
 
@@ -22,6 +30,7 @@ _BOOL_NAMES = frozenset(name for name, hint in typing.get_type_hints(SamplingPar
 class PromptLine:
     """One line of a prompts file; exactly one of prompt and messages is set."""
 
+    where: str  # file and line, for messages
     prompt: str | list[int] | None
     messages: list[dict[str, object]] | None
     params: SamplingParams
@@ -38,18 +47,21 @@ def read_prompts(path: str, defaults: SamplingParams) -> list[PromptLine]:
       RequestError: the file can't be read or holds no request, or a line is wrong; names the line's number.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = file.readlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, "rb") as file:
+            lines = file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
         raise RequestError(f"prompts file {path!r} can't be read: {error}") from error
     requests = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        where = f"{path}, line {number}"
         try:
-            requests.append(_parse_line(line, defaults))
+            requests.append(_parse_line(line.decode(), defaults, where))
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{where}: not UTF-8 text ({error}); save the file as UTF-8") from error
         except (ValueError, TypeError, RecursionError) as error:
-            raise RequestError(f"{path}, line {number}: {error}") from error
+            raise RequestError(f"{where}: {error}") from error
     if not requests:
         raise RequestError(
             f"prompts file {path!r} holds no request; each line is a JSON object with prompt or messages"
@@ -57,8 +69,8 @@ def read_prompts(path: str, defaults: SamplingParams) -> list[PromptLine]:
     return requests
 
 
-def _parse_line(line: str, defaults: SamplingParams) -> PromptLine:
-    record = json.loads(line)
+def _parse_line(line: str, defaults: SamplingParams, where: str) -> PromptLine:
+    record = json.loads(line, object_pairs_hook=_unique_keys)
     if not isinstance(record, dict):
         raise RequestError(f"expected a JSON object, got {type(record).__name__}")
     unknown = sorted(set(record) - _SAMPLING_NAMES - {"prompt", "messages", "id"})
@@ -73,6 +85,7 @@ def _parse_line(line: str, defaults: SamplingParams) -> PromptLine:
     if identity is not None and (isinstance(identity, bool) or not isinstance(identity, str | int)):
         raise RequestError(f"id must be a string or an integer, got {identity!r}")
     request = PromptLine(
+        where=where,
         prompt=_check_prompt(record["prompt"]) if "prompt" in record else None,
         messages=_check_messages(record["messages"]) if "messages" in record else None,
         params=_params_of(record, defaults),
@@ -80,6 +93,15 @@ def _parse_line(line: str, defaults: SamplingParams) -> PromptLine:
     )
     json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # what can't come back with its result fails now
     return request
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise RequestError(f"{', '.join(map(repr, twice))} is given twice; keep one of them")
+    return record
 
 
 def _params_of(record: dict[str, object], defaults: SamplingParams) -> SamplingParams:
@@ -90,6 +112,8 @@ def _params_of(record: dict[str, object], defaults: SamplingParams) -> SamplingP
     for name in ("stop", "stop_token_ids"):
         if name in given and not isinstance(given[name], list | str):
             raise RequestError(f"{name} must be a list, got {given[name]!r}")
+    if "logit_bias" in given:
+        given["logit_bias"] = logit_bias_from_json(given["logit_bias"])
     return dataclasses.replace(defaults, **given)  # type: ignore[arg-type]
 
 
@@ -128,6 +152,9 @@ def result_line(index: int, request: PromptLine, output: RequestOutput) -> str:
         record["prompt"] = request.prompt
     record["num_prompt_tokens"] = len(output.prompt_token_ids)
     record["num_cached_tokens"] = output.num_cached_tokens
+    if output.prompt_logprobs is not None:
+        scored = [int(token_id) for token_id in output.prompt_token_ids[1:]]
+        record["prompt_logprobs"] = {"token_ids": scored, **_arrays(output.prompt_logprobs)}
     record["outputs"] = [_completion(completion) for completion in output.outputs]
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
@@ -141,16 +168,21 @@ def _completion(completion: CompletionOutput) -> dict[str, object]:
         "stop_reason": completion.stop_reason,
     }
     if completion.logprobs is not None:
-        kinds = {
-            field.name: getattr(completion.logprobs, field.name) for field in dataclasses.fields(completion.logprobs)
-        }
-        record["logprobs"] = {name: _finite_or_null(values) for name, values in kinds.items()}
+        record["logprobs"] = _arrays(completion.logprobs)
     return record
 
 
-def _finite_or_null(values: np.ndarray) -> list[float | None]:
+def _arrays(logprobs: TokenLogprobs | PromptLogprobs) -> dict[str, object]:
+    """Returns the arrays as lists, one entry a token, without those of the most likely tokens when none are there."""
+    arrays = {field.name: getattr(logprobs, field.name) for field in dataclasses.fields(logprobs)}
+    return {name: _finite_or_null(array) for name, array in arrays.items() if array.ndim == 1 or array.shape[1]}
+
+
+def _finite_or_null(values: np.ndarray) -> object:
     """Returns the values for JSON, which has no infinity: an impossible token's logprob becomes null."""
-    return [float(value) if math.isfinite(value) else None for value in values]
+    found = values.astype(object)
+    found[~np.isfinite(values)] = None
+    return found.tolist()
 
 
 @contextlib.contextmanager

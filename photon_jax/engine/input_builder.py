@@ -1,18 +1,19 @@
 """Input builder: turns a step plan into the one packed buffer that is uploaded. NumPy only."""
 
-import zlib
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 
+from photon_jax.engine.slot_table import NOBODY, SlotTable
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
-from photon_jax.scheduler.sequence import SequenceState
-from photon_jax.step_io import STOP_IDS_WIDTH, StepLayout, host_views, input_fields, packed_size
+from photon_jax.step_io import Field, StepLayout, host_views, input_fields, packed_size
 
-_NOBODY = -1
+Views = dict[str, np.ndarray]
 
 
 class InputBuilder:
-    """Builds step inputs; keeps by state slot what stays the same while a sequence runs.
+    """Builds step inputs; what stays the same while a sequence runs is kept by state slot.
 
     Attributes:
       block_size: tokens in a cache block.
@@ -20,97 +21,113 @@ class InputBuilder:
 
     def __init__(self, *, block_size: int, max_num_seqs: int) -> None:
         self.block_size = block_size
-        slots = max_num_seqs + 1
-        self._arrival = np.full(slots, _NOBODY, np.int64)  # whose parameters the rows below hold
-        self._params = {
-            "temperature": np.zeros(slots, np.float32),
-            "top_p": np.ones(slots, np.float32),
-            "min_p": np.zeros(slots, np.float32),
-            "top_k": np.zeros(slots, np.int32),
-            "seeds": np.zeros((slots, 2), np.uint32),
-            "prompt_digests": np.zeros(slots, np.uint32),
-            "sample_indices": np.zeros(slots, np.int32),
-            "num_stop_ids": np.zeros(slots, np.int32),
-            "stop_ids": np.zeros((slots, STOP_IDS_WIDTH), np.int32),
-        }
+        self._table = SlotTable(max_num_seqs + 1)
         # what the device's last_token holds: whose token, and its position
-        self._sampled_arrival = np.full(slots, _NOBODY, np.int64)
-        self._sampled_position = np.zeros(slots, np.int64)
+        self._sampled_admission = np.full(max_num_seqs + 1, NOBODY, np.int64)
+        self._sampled_position = np.zeros(max_num_seqs + 1, np.int64)
 
-    def build(self, plan: StepPlan, layout: StepLayout) -> np.ndarray:
+    def build(self, plan: StepPlan, layout: StepLayout, processor_ids: Sequence[int] = ()) -> np.ndarray:
         """Returns i32[packed_size(input_fields(layout))] for a plan that fits the layout.
 
         The step is taken to be launched: its samples are on the device when the next one is built.
+
+        Args:
+          processor_ids: of each row, where the layout has controls.
         """
-        fields = input_fields(layout)
-        buffer = np.zeros(packed_size(fields), np.int32)
+        fields, size = _fields_and_size(layout)
+        buffer = np.zeros(size, np.int32)
         views = host_views(buffer, fields)
-        start, item_index = 0, 0
-        for row, item in enumerate(plan.scheduled):
-            self._fill_tokens(views, item, start)
-            self._fill_row(views, row, item, start)
-            item_index = self._fill_items(views, row, item.num_new_tokens, start, item_index, layout.query_tile)
-            start += item.num_new_tokens
-        num_rows = len(plan.scheduled)
-        slots = np.fromiter((item.seq.state_slot for item in plan.scheduled), np.int64, num_rows)
-        for name, values in self._params.items():
-            views[name][:num_rows] = values[slots]
-        views["counts"][:] = (start, num_rows, item_index)
+        rows, num_rows = plan.scheduled, len(plan.scheduled)
+        slots = self._table.update(rows)
+        _, starts, counts, num_sampled, admissions = np.array([(0, *row[1:]) for row in rows], np.int64).T
+        ends = starts + counts
+        if plan.num_steps > 1:
+            views["num_steps"][:num_rows] = counts
+            views["num_masked_steps"][:num_rows] = self._table.num_masked(slots, starts + 1)
+            counts = np.ones_like(counts)  # in the first step
+        firsts = np.cumsum(counts) - counts  # of each row's tokens in [0, T)
+        self._fill_rows(views, slots, starts + counts, firsts + counts - 1, num_sampled > 0)
+        continues = self._continues(slots, starts, counts, admissions)
+        views["continues"][:num_rows] = continues
+        self._fill_tokens(views, rows, slots, starts, counts, firsts, continues)
+        num_items = _fill_items(views, counts, firsts, layout.query_tile)
+        if layout.has_controls:
+            has_controls = [row.samples and row.seq.request.has_controls for row in rows]
+            views["control_slots"][:num_rows] = np.where(has_controls, slots, 0)
+            views["processor_ids"][:num_rows] = processor_ids
+        views["counts"][:] = (counts.sum(), num_rows, num_items)
+        samples = num_sampled > 0
+        self._sampled_admission[slots[samples]] = admissions[samples]
+        self._sampled_position[slots[samples]] = ends[samples]
         return buffer
 
-    def _fill_tokens(self, views: dict[str, np.ndarray], item: ScheduledSequence, start: int) -> None:
-        seq, first, count = item.seq, item.start, item.num_new_tokens
-        span = slice(start, start + count)
-        positions = np.arange(first, first + count, dtype=np.int32)
-        views["token_ids"][span] = seq.token_ids[first : first + count]
-        views["positions"][span] = positions
-        blocks = np.asarray(seq.block_ids, np.int32)
-        views["slot_mapping"][span] = (
-            blocks[positions // self.block_size] * self.block_size + positions % self.block_size
-        )
-        if seq.request.score:
-            targets = seq.token_ids[first + 1 : first + 1 + count]  # nothing follows the last token
-            views["target_ids"][start : start + len(targets)] = targets
+    def _fill_rows(
+        self,
+        views: Views,
+        slots: np.ndarray,
+        ends: np.ndarray,  # position after each row's last token
+        lasts: np.ndarray,  # place of that token in [0, T)
+        samples: np.ndarray,  # bool
+    ) -> None:
+        table, num_rows = self._table, len(slots)
+        for name, values in table.params.items():
+            views[name][:num_rows] = values[slots]
+        width = min(views["block_tables"].shape[1], table.block_tables.shape[1])
+        views["block_tables"][:num_rows, :width] = table.block_tables[slots, :width]
+        views["logits_indices"][:num_rows] = lasts
+        views["sample_positions"][:num_rows] = ends
+        views["masks_stops"][:num_rows] = table.num_masked(slots, ends) > 0
+        views["state_slots"][:num_rows] = np.where(samples, slots, 0)
 
-    def _fill_row(self, views: dict[str, np.ndarray], row: int, item: ScheduledSequence, start: int) -> None:
-        seq = item.seq
-        self._refresh(seq)
-        end = item.start + item.num_new_tokens
-        views["block_tables"][row, : len(seq.block_ids)] = seq.block_ids
-        views["logits_indices"][row] = start + item.num_new_tokens - 1
-        views["sample_positions"][row] = end
-        views["masks_stops"][row] = seq.num_output_tokens < seq.request.params.min_tokens
-        slot = seq.state_slot
-        is_on_device = self._sampled_arrival[slot] == seq.arrival and self._sampled_position[slot] == item.start
-        views["continues"][row] = is_on_device and item.num_new_tokens == 1
-        if item.samples:
-            views["state_slots"][row] = slot
-            self._sampled_arrival[slot], self._sampled_position[slot] = seq.arrival, end
+    def _continues(
+        self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, admissions: np.ndarray
+    ) -> np.ndarray:
+        """Returns for each row whether its only token is the last one that its slot sampled."""
+        is_on_device = (self._sampled_admission[slots] == admissions) & (self._sampled_position[slots] == starts)
+        continues: np.ndarray = is_on_device & (counts == 1)
+        return continues
 
-    @staticmethod
-    def _fill_items(
-        views: dict[str, np.ndarray], row: int, num_tokens: int, start: int, item_index: int, query_tile: int
-    ) -> int:
-        """Adds the row's attention items to the work list; returns the next free place."""
-        offsets = np.arange(0, num_tokens, query_tile, dtype=np.int32)
-        span = slice(item_index, item_index + len(offsets))
-        views["item_rows"][span] = row
-        views["item_starts"][span] = start + offsets
-        views["item_lens"][span] = np.minimum(query_tile, num_tokens - offsets)
-        return item_index + len(offsets)
+    def _fill_tokens(
+        self,
+        views: Views,
+        rows: Sequence[ScheduledSequence],
+        slots: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        firsts: np.ndarray,
+        continues: np.ndarray,
+    ) -> None:
+        num_tokens = int(counts.sum())
+        row_of = np.repeat(np.arange(len(rows)), counts)
+        positions = starts[row_of] + np.arange(num_tokens) - firsts[row_of]
+        blocks = self._table.block_tables[slots[row_of], positions // self.block_size]
+        views["positions"][:num_tokens] = positions
+        views["slot_mapping"][:num_tokens] = blocks * self.block_size + positions % self.block_size
+        for row in np.flatnonzero(~continues).tolist():
+            seq, start, count, first = rows[row].seq, rows[row].start, counts[row], firsts[row]
+            assert start + count <= len(seq.token_ids), f"a token of {seq.request_id!r} is neither here nor there"
+            views["token_ids"][first : first + count] = seq.token_ids[start : start + count]
+        if views["target_ids"].size:
+            for item, first in zip(rows, firsts.tolist(), strict=True):
+                scores, offset = item.scores, first - item.start
+                if scores:
+                    targets = item.seq.token_ids[scores.start + 1 : scores.stop + 1]
+                    views["target_ids"][offset + scores.start : offset + scores.stop] = targets
 
-    def _refresh(self, seq: SequenceState) -> None:
-        """Writes the sequence's parameters to its slot, unless they are there."""
-        slot, request = seq.state_slot, seq.request
-        if self._arrival[slot] == seq.arrival:
-            return
-        self._arrival[slot] = seq.arrival
-        params, values = request.params, self._params
-        for name in ("temperature", "top_p", "min_p", "top_k"):
-            values[name][slot] = getattr(params, name)
-        values["seeds"][slot] = request.seed
-        values["prompt_digests"][slot] = zlib.crc32(np.asarray(request.prompt_token_ids, np.int32).tobytes())
-        values["sample_indices"][slot] = request.sample_index
-        stop_ids = request.stop_token_ids
-        values["num_stop_ids"][slot] = len(stop_ids)
-        values["stop_ids"][slot, : len(stop_ids)] = stop_ids
+
+@functools.lru_cache(maxsize=256)
+def _fields_and_size(layout: StepLayout) -> tuple[tuple[Field, ...], int]:
+    fields = input_fields(layout)
+    return fields, packed_size(fields)
+
+
+def _fill_items(views: Views, counts: np.ndarray, firsts: np.ndarray, query_tile: int) -> int:
+    """Writes the work list of attention; returns how many items it has."""
+    num_tiles = -(-counts // query_tile)
+    num_items = int(num_tiles.sum())
+    row_of = np.repeat(np.arange(len(counts)), num_tiles)
+    offsets = (np.arange(num_items) - (np.cumsum(num_tiles) - num_tiles)[row_of]) * query_tile
+    views["item_rows"][:num_items] = row_of
+    views["item_starts"][:num_items] = firsts[row_of] + offsets
+    views["item_lens"][:num_items] = np.minimum(query_tile, counts[row_of] - offsets)
+    return num_items

@@ -10,9 +10,11 @@ from jax import lax
 
 from photon_jax.cache.kv_cache import KVCache
 from photon_jax.config import KernelConfig
+from photon_jax.engine.multi_step import inputs_at, stops
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.decoder import forward_paged
 from photon_jax.models.params import Params
+from photon_jax.ops.controls import Controls, ControlState, States, record_tokens
 from photon_jax.ops.sampling import head_sample, head_score
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import Field, StepInputs, StepLayout, StepOutputs, input_fields, output_fields
@@ -27,9 +29,11 @@ class BatchState:
 
     Attributes:
       last_token: the token that the slot's sequence sampled last.
+      controls: of sequences with sampling controls; None in steps that have none, and until the first.
     """
 
     last_token: jax.Array  # i32[max_num_seqs + 1]
+    controls: ControlState | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,41 +55,111 @@ def step(
     cache: KVCache,
     state: BatchState,
     packed: jax.Array,  # i32[packed_size(input_fields(layout))]
+    processor_states: States = (),
     *,
     layout: StepLayout,
     config: StepConfig,
-) -> tuple[jax.Array, KVCache, BatchState]:
-    """Returns the packed StepOutputs i32[packed_size(output_fields(layout))], the new cache and the new state."""
+) -> tuple[jax.Array, KVCache, BatchState, States]:
+    """Returns packed results, and the new cache, state and processor states.
+
+    The results are the packed StepOutputs i32[packed_size(output_fields(layout))] of each of the layout's steps, one
+    after the other.
+
+    Args:
+      state: with controls where the layout has them, without where it has none.
+      processor_states: by slot, of each of the layout's processors. They are not donated: those of before a step that
+        broke off are what its sequences go on from.
+    """
     inputs = unpack(packed, layout)
+    if layout.num_steps == 1:
+        outputs, cache, state, processor_states = _one_step(
+            params, cache, state, inputs, processor_states, layout=layout, config=config
+        )
+        return _pack(outputs, output_fields(layout)), cache, state, processor_states
+
+    def run(
+        carry: tuple[KVCache, BatchState, jax.Array], index: jax.Array
+    ) -> tuple[tuple[KVCache, BatchState, jax.Array], jax.Array]:
+        cache, state, is_stopped = carry
+        now = inputs_at(inputs, index, is_stopped, block_size=cache.block_size)
+        outputs, cache, state, _ = _one_step(params, cache, state, now, (), layout=layout, config=config)
+        is_stopped |= stops(now, outputs.token_ids)
+        return (cache, state, is_stopped), _pack(outputs, output_fields(layout))
+
+    is_stopped = jnp.zeros((layout.num_rows,), jnp.bool_)
+    indices = jnp.arange(layout.num_steps, dtype=jnp.int32)
+    (cache, state, _), results = lax.scan(run, (cache, state, is_stopped), indices)
+    return results.reshape(-1), cache, state, processor_states
+
+
+def _one_step(
+    params: Params,
+    cache: KVCache,
+    state: BatchState,
+    inputs: StepInputs,
+    processor_states: States,
+    *,
+    layout: StepLayout,
+    config: StepConfig,
+) -> tuple[StepOutputs, KVCache, BatchState, States]:
     inputs = _continue_rows(inputs, state)
     num_tokens, num_rows, _ = inputs.counts
-    is_tiled = config.kernels.linear == "reference"
+    model, kernels = config.model, config.kernels
+    is_tiled = kernels.linear == "reference"
     token_tiles = RowTiles(layout.row_tile, num_tokens) if is_tiled else None
     row_tiles = RowTiles(min(layout.row_tile, layout.num_rows), num_rows) if is_tiled else None
     hidden, cache = forward_paged(
         params,
         cache,
         inputs,
-        config=config.model,
-        kernels=config.kernels,
+        config=model,
+        kernels=kernels,
         tiles=token_tiles,
         query_tile=layout.query_tile,
         seq_len=config.max_model_len,
     )
-    token_ids, logprobs = head_sample(
+    token_ids, logprobs, row_states, *tops = head_sample(
         hidden[inputs.logits_indices],
         inputs,
         params,
-        config=config.model,
+        config=model,
+        kernels=kernels,
         tiles=row_tiles,
         is_greedy=layout.is_greedy,
+        controls=_controls_of(state, processor_states, layout),
+        has_top=layout.has_top,
     )
-    state = BatchState(last_token=state.last_token.at[inputs.state_slots].set(token_ids))
-    scores: tuple[jax.Array | None, jax.Array | None] = (None, None)
+    scores: tuple[jax.Array, ...] = ()
     if layout.has_scores:
-        score_tiles = token_tiles or RowTiles(math.gcd(SCORE_TILE, layout.num_tokens), num_tokens)
-        scores = head_score(hidden, inputs.target_ids, params, config=config.model, tiles=score_tiles)
-    return _pack(StepOutputs(token_ids, logprobs, *scores), output_fields(layout)), cache, state
+        tiles = token_tiles or RowTiles(math.gcd(SCORE_TILE, layout.num_tokens), num_tokens)
+        scores = head_score(
+            hidden, inputs.target_ids, params, config=model, kernels=kernels, tiles=tiles, has_top=layout.has_top
+        )
+    outputs = _name_outputs((token_ids, logprobs, *tops, *scores), layout)
+    return outputs, cache, *_update(state, processor_states, inputs, token_ids, row_states)
+
+
+def _name_outputs(results: tuple[jax.Array, ...], layout: StepLayout) -> StepOutputs:
+    names = [field.name for field in output_fields(layout)]
+    return StepOutputs(**dict(zip(names, results, strict=True)))
+
+
+def _controls_of(state: BatchState, processor_states: States, layout: StepLayout) -> Controls | None:
+    if state.controls is None:
+        return None
+    return Controls(state=state.controls, processor_states=processor_states, processors=layout.processors)
+
+
+def _update(
+    state: BatchState, processor_states: States, inputs: StepInputs, token_ids: jax.Array, row_states: States
+) -> tuple[BatchState, States]:
+    """Returns state and processor states after the rows sampled token_ids i32[B]; row_states have leaves [B *]."""
+    last_token = state.last_token.at[inputs.state_slots].set(token_ids)
+    if state.controls is None:
+        return BatchState(last_token=last_token), processor_states
+    slots = inputs.control_slots
+    new_states: States = jax.tree.map(lambda old, new: old.at[slots].set(new), processor_states, row_states)
+    return BatchState(last_token=last_token, controls=record_tokens(state.controls, slots, token_ids)), new_states
 
 
 def _continue_rows(inputs: StepInputs, state: BatchState) -> StepInputs:

@@ -59,21 +59,23 @@ def _trace(params: Params, config: StepConfig, row_tile: int, query_tile: int) -
     results: list[np.ndarray] = []
     for start in range(0, NUM_TOKENS, chunk):
         is_last = start + chunk >= NUM_TOKENS
-        seq = _sequence(model.vocab_size, arrival=int(is_last), temperature=0.9 if is_last else 0.0)
-        row = ScheduledSequence(seq, start, min(chunk, NUM_TOKENS - start), is_last)
+        seq = _sequence(model.vocab_size, admission=1 + is_last, temperature=0.9 if is_last else 0.0)
+        row = ScheduledSequence(seq, start, min(chunk, NUM_TOKENS - start), int(is_last), seq.admission)
         result = runner.collect(runner.launch(StepPlan((row,))))
         results = [result.token_ids, result.logprobs]
     return [*(np.asarray(array[:, 1:]).view(np.uint8) for array in jax.tree.leaves(runner.cache)), *results]
 
 
-def _sequence(vocab_size: int, *, arrival: int, temperature: float) -> SequenceState:
+def _sequence(vocab_size: int, *, admission: int, temperature: float) -> SequenceState:
     token_ids = np.random.default_rng(0).integers(vocab_size, size=NUM_TOKENS).tolist()
     sampling = SamplingParams(temperature=temperature, top_p=0.9, top_k=vocab_size // 2, min_p=0.0, max_tokens=1)
     return SequenceState(
         request=Request(request_id="tile check", prompt_token_ids=tuple(token_ids), params=sampling),
-        arrival=arrival,
+        arrival=0,
         token_ids=token_ids,
+        max_num_slots=NUM_TOKENS,
         max_num_blocks=2,
+        admission=admission,
         block_ids=[1, 2],
         status=SequenceStatus.RUNNING,
         state_slot=1,

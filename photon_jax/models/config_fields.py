@@ -1,10 +1,13 @@
 """Config fields: typed reads of a checkpoint's key-value configuration, with errors that name the key."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping
 
 from photon_jax.errors import CheckpointError
+
+MAX_INTEGER = 2**31 - 1
+MAX_NUMBER = sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,14 +37,14 @@ class ConfigFields:
             raise CheckpointError(f"{self.where} has no {key!r}, which this model needs")
         return value
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Returns an integer of at least `minimum`; the key is required when no default is given."""
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """Returns an integer in [minimum, maximum]; the key is required when no default is given."""
         value = self.require(key) if default is None else self.get(key)
         if value is None:
             assert default is not None, f"required key {key} read as null"
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.wrong(key, f"an integer of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(key, f"an integer in [{minimum}, {maximum}]")
         return value
 
     def number(self, key: str, default: float | None = None, *, minimum: float = 0.0) -> float:
@@ -51,8 +54,16 @@ class ConfigFields:
             assert default is not None, f"required key {key} read as null"
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < minimum or value == 0:  # type: ignore[arg-type,operator]
+        if not is_number or not minimum <= value <= MAX_NUMBER or value == 0:  # type: ignore[operator]
             raise self.wrong(key, f"a number of at least {minimum:g}" if minimum else "a positive number")
+        return float(value)  # type: ignore[arg-type]
+
+    def number_within(self, key: str, low: float, high: float, *, is_open: bool) -> float:
+        """Returns a number in [low, high], or in (low, high] when `is_open`; the key is required."""
+        value = self.require(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or (is_open and value == low):  # type: ignore[operator]
+            raise self.wrong(key, f"a number in {'(' if is_open else '['}{low:g}, {high:g}]")
         return float(value)  # type: ignore[arg-type]
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -88,7 +99,7 @@ class ConfigFields:
         value = self.get(key)
         ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
         for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= MAX_INTEGER:
                 raise self.wrong(key, "a token id or a list of token ids")
         return tuple(dict.fromkeys(ids))
 

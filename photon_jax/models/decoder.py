@@ -11,12 +11,14 @@ from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Params
 from photon_jax.ops.attention import attention, attention_input, full_attention, project_add, project_qkv
-from photon_jax.ops.linear import head_logits
+from photon_jax.ops.linear import embedding_rows, head_logits
 from photon_jax.ops.mlp import down_add, gate_up
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import rope_tables
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import StepInputs
+
+PLAIN_KERNELS = KernelConfig(linear="xla", attention="xla")  # of `forward`: differentiable, on any device
 
 
 def forward_paged(
@@ -60,11 +62,12 @@ def _paged_layer(
     query_tile: int,
 ) -> tuple[jax.Array, KVCache]:
     q, cache = attention_input(
-        x, *rope, layer, cache, inputs.slot_mapping, layer_index=index, config=config, tiles=tiles
+        x, *rope, layer, cache, inputs.slot_mapping, layer_index=index, config=config, kernels=kernels, tiles=tiles
     )
     attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
-    x = project_add(attended, x, layer.o_proj, tiles=tiles)
-    return down_add(gate_up(x, layer, config=config, tiles=tiles), x, layer.down_proj, tiles=tiles), cache
+    x = project_add(attended, x, layer.o_proj, kernels=kernels, tiles=tiles)
+    hidden = gate_up(x, layer, config=config, kernels=kernels, tiles=tiles)
+    return down_add(hidden, x, layer.down_proj, kernels=kernels, tiles=tiles), cache
 
 
 def forward(
@@ -96,21 +99,35 @@ def forward(
     positions = jnp.tile(jnp.arange(num_tokens, dtype=jnp.int32), batch)
     cos, sin = rope_tables(positions, config=config, seq_len=num_tokens, tiles=None)
     for layer in params.layers:
-        q, k, v = (
-            array.reshape(batch, num_tokens, -1, config.head_dim)
-            for array in project_qkv(x, cos, sin, layer, config=config, tiles=None)
-        )
-        attended = full_attention(q, k, v).reshape(batch * num_tokens, config.num_heads, config.head_dim)
-        x = project_add(attended, x, layer.o_proj, tiles=None)
-        x = down_add(gate_up(x, layer, config=config, tiles=None), x, layer.down_proj, tiles=None)
+        x, *_ = full_layer(layer, x, (cos, sin), batch=batch, config=config)
     normed = rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
-    logits = head_logits(normed.astype(params.head.dtype), params.head)
+    logits = head_logits(normed.astype(params.final_norm.dtype), params.head, backend=PLAIN_KERNELS.linear)
     return logits.reshape(batch, num_tokens, -1)
+
+
+def full_layer(
+    layer: LayerParams,
+    x: jax.Array,  # f32[B*T D]
+    rope: tuple[jax.Array, jax.Array],  # cos and sin, f32[B*T d/2]
+    *,
+    batch: int,
+    config: ModelConfig,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns a layer of `forward`: the residual stream f32[B*T D] after it and after its attention, the attended
+    values [B*T H d], and the MLP's hidden values [B*T F]."""
+    heads = (batch, x.shape[0] // batch, -1, config.head_dim)
+    q, k, v = (
+        array.reshape(heads) for array in project_qkv(x, *rope, layer, config=config, kernels=PLAIN_KERNELS, tiles=None)
+    )
+    attended = full_attention(q, k, v).reshape(x.shape[0], config.num_heads, config.head_dim)
+    middle = project_add(attended, x, layer.o_proj, kernels=PLAIN_KERNELS, tiles=None)
+    hidden = gate_up(middle, layer, config=config, kernels=PLAIN_KERNELS, tiles=None)
+    return down_add(hidden, middle, layer.down_proj, kernels=PLAIN_KERNELS, tiles=None), middle, attended, hidden
 
 
 def _embed(params: Params, token_ids: jax.Array) -> jax.Array:
     """Returns the start of the residual stream, which stays in float32: sums of many layers lose most by rounding."""
-    return params.embedding[token_ids].astype(jnp.float32)
+    return embedding_rows(params.embedding, token_ids)
 
 
 def truncated(params: Params, config: ModelConfig, num_layers: int) -> tuple[Params, ModelConfig]:

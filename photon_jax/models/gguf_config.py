@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from photon_jax.errors import CheckpointError
-from photon_jax.models.config import ModelConfig, RopeConfig
+from photon_jax.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 from photon_jax.models.config_fields import ConfigFields
 from photon_jax.models.hf_config import check_heads, resolve_head_dim, yarn_attention_scale
 from photon_jax.models.registry import find_gguf_architecture
@@ -50,7 +50,7 @@ def config_from_gguf(
         vocab_size=_vocab_size(general, own),
         hidden_size=hidden_size,
         mlp_size=own.integer("feed_forward_length"),
-        num_layers=own.integer("block_count"),
+        num_layers=own.integer("block_count", maximum=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from photon_jax.errors import CheckpointError
-from photon_jax.models.config import ModelConfig, RopeConfig, RopeKind
+from photon_jax.models.config import MAX_LAYERS, ModelConfig, RopeConfig, RopeKind
 from photon_jax.models.config_fields import ConfigFields
 from photon_jax.models.registry import Architecture, find_architecture
 
@@ -22,7 +22,7 @@ def config_from_hf(hf: Mapping[str, object]) -> ModelConfig:
     """
     fields = ConfigFields(hf, _WHERE)
     architecture = find_architecture(_architecture_name(fields))
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     _refuse_unsupported(fields, architecture, num_layers)
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")

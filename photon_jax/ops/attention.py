@@ -10,8 +10,8 @@ from pallas_kernels import paged_attention
 from photon_jax.cache.kv_cache import KVCache, write_kv
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
-from photon_jax.models.params import DenseLinear, LayerParams
-from photon_jax.ops.linear import linear
+from photon_jax.models.params import LayerParams, Linear
+from photon_jax.ops.linear import linear, linear_add
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import apply_rope
 from photon_jax.ops.sums import ordered_sum
@@ -29,6 +29,7 @@ def project_qkv(
     layer: LayerParams,
     *,
     config: ModelConfig,
+    kernels: KernelConfig,
     tiles: RowTiles | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns q [T H d], k [T K d] and v [T K d]: norm, QKV projection, QK-norm where the model has it, rope."""
@@ -36,7 +37,7 @@ def project_qkv(
 
     def compute(x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps).astype(layer.input_norm.dtype)
-        qkv = linear(normed, layer.qkv_proj).reshape(-1, num_kv, groups + 2, head_dim)
+        qkv = linear(normed, layer.qkv_proj, backend=kernels.linear).reshape(-1, num_kv, groups + 2, head_dim)
         q = qkv[:, :, :groups].reshape(-1, num_kv * groups, head_dim)
         k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -59,10 +60,11 @@ def attention_input(
     *,
     layer_index: jax.Array,
     config: ModelConfig,
+    kernels: KernelConfig,
     tiles: RowTiles | None,
 ) -> tuple[jax.Array, KVCache]:
     """Returns q [T H d], and the cache with the new keys and values in their slots."""
-    q, k, v = project_qkv(x, cos, sin, layer, config=config, tiles=tiles)
+    q, k, v = project_qkv(x, cos, sin, layer, config=config, kernels=kernels, tiles=tiles)
     return q, write_kv(cache, layer_index, k, v, slot_mapping)
 
 
@@ -215,14 +217,16 @@ def full_attention(
 def project_add(
     attended: jax.Array,  # [T H d]
     residual: jax.Array,  # f32[T D]
-    o_proj: DenseLinear,
+    o_proj: Linear,
     *,
+    kernels: KernelConfig,
     tiles: RowTiles | None,
 ) -> jax.Array:  # f32[T D]
     """Returns the residual stream with the output projection of the heads added."""
 
     def compute(attended: jax.Array, residual: jax.Array) -> tuple[jax.Array]:
-        return (residual + linear(attended.reshape(attended.shape[0], -1), o_proj),)
+        attended = attended.reshape(attended.shape[0], -1)
+        return (linear_add(attended, o_proj, residual, backend=kernels.linear),)
 
     (out,) = map_rows(compute, tiles, attended, residual)
     return out

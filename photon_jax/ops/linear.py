@@ -1,29 +1,81 @@
-"""Linear layers: one function for every weight type."""
+"""Linear layers, output projection and embedding: one function each for every weight type."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from photon_jax.models.params import DenseLinear
+from pallas_kernels import fused_matmul
+from photon_jax.config import Backend
+from photon_jax.models.params import Linear, Table
+from photon_jax.quantization.int8 import QuantizedLinear, dequantize, round_activations
+
+KERNEL_ROWS = 128  # rows up to which the int8 kernel is used; more are worth dequantizing for
+OUTPUT_BLOCK = 64  # outputs that a CPU dequantizes at once: their float32 weights stay in its cache
 
 
 def linear(
     x: jax.Array,  # [M I]
-    layer: DenseLinear,
+    layer: Linear,
+    *,
+    backend: Backend,
 ) -> jax.Array:  # f32[M O]
-    """Returns x @ weight + bias in float32; the caller rounds, once, at the end of its fusion."""
-    y = _contract(x, layer.weight, 0)
+    """Returns x @ weight + bias in float32; the caller rounds, once, at the end of its fusion.
+
+    An int8 layer is dequantized to float32: only its weights are rounded, and that happened when it was made. The
+    backend "triton" multiplies a few rows with our int8 kernel and dequantizes for more rows to the dtype of the
+    activations; dense weights it leaves to XLA, which is as fast.
+    """
+    y = _contract_int8(x, layer, backend) if isinstance(layer, QuantizedLinear) else _contract(x, layer.weight, 0)
     if layer.bias is not None:
         y = y + jnp.expand_dims(layer.bias.astype(jnp.float32), 0)
     return y
 
 
+def linear_add(
+    x: jax.Array,  # [M I]
+    layer: Linear,
+    residual: jax.Array,  # f32[M O]
+    *,
+    backend: Backend,
+) -> jax.Array:  # f32[M O]
+    """Returns residual + linear(x), in one launch where a kernel can."""
+    if isinstance(layer, QuantizedLinear) and _fits_kernel(x, layer, backend):
+        return _kernel(x, layer, residual=residual)
+    return residual + linear(x, layer, backend=backend)
+
+
+def linear_gated(
+    x: jax.Array,  # [M I]
+    layer: Linear,
+    *,
+    backend: Backend,
+) -> jax.Array:  # [M O/2]
+    """Returns silu(gate) * up of the two halves of linear(x), in x's dtype, in one launch where a kernel can."""
+    if isinstance(layer, QuantizedLinear) and _fits_kernel(x, layer, backend):
+        return _kernel(x, layer, is_gated=True, out_dtype=x.dtype)
+    gate, up = jnp.split(linear(x, layer, backend=backend), 2, axis=-1)
+    return (jax.nn.silu(gate) * up).astype(x.dtype)
+
+
 def head_logits(
     x: jax.Array,  # [M D]
-    head: jax.Array,  # [V D]
+    head: Table,  # [V D]
+    *,
+    backend: Backend,
 ) -> jax.Array:  # f32[M V]
     """Returns x @ head.T in float32."""
-    return _contract(x, head, 1)
+    return _contract_int8(x, head, backend) if isinstance(head, QuantizedLinear) else _contract(x, head, 1)
+
+
+def embedding_rows(
+    embedding: Table,  # [V D]
+    token_ids: jax.Array,  # i32[T]
+) -> jax.Array:  # f32[T D]
+    """Returns the row of each token."""
+    if isinstance(embedding, QuantizedLinear):
+        rows, scales = embedding.q[token_ids], embedding.scale[token_ids]
+        return dequantize(rows, scales, group_size=embedding.group_size)
+    return embedding[token_ids].astype(jnp.float32)
 
 
 def _contract(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
@@ -34,3 +86,65 @@ def _contract(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+
+
+def _fits_kernel(x: jax.Array, layer: QuantizedLinear, backend: Backend) -> bool:
+    """Whether a kernel computes the whole fusion: few rows, and nothing to be done between."""
+    is_plain = layer.bias is None and not layer.int8_activations
+    return is_plain and backend == "triton" and x.shape[0] <= KERNEL_ROWS
+
+
+def _kernel(
+    x: jax.Array,
+    layer: QuantizedLinear,
+    *,
+    residual: jax.Array | None = None,
+    is_gated: bool = False,
+    out_dtype: jnp.dtype | None = None,
+) -> jax.Array:
+    return fused_matmul(
+        x,
+        layer.q,
+        layer.scale,
+        group_size=layer.group_size,
+        residual=residual,
+        is_gated=is_gated,
+        out_dtype=out_dtype or jnp.dtype(jnp.float32),
+    )
+
+
+def _contract_int8(x: jax.Array, layer: QuantizedLinear, backend: Backend) -> jax.Array:
+    """Returns x @ dequantize(layer).T: on a CPU in blocks of outputs, elsewhere at once."""
+    if backend == "triton" and not layer.int8_activations:
+        if x.shape[0] <= KERNEL_ROWS:
+            return _kernel(x, layer)
+        weight = dequantize(layer.q, layer.scale, group_size=layer.group_size)
+        return _contract(x, weight.astype(x.dtype), 1)
+    x32 = x.astype(jnp.float32)
+    if layer.int8_activations:
+        x32 = round_activations(x32, group_size=layer.group_size)
+    out: jax.Array = lax.platform_dependent(x32, layer, cpu=_contract_in_blocks, default=_contract_at_once)
+    return out
+
+
+def _contract_at_once(x: jax.Array, layer: QuantizedLinear) -> jax.Array:
+    return _contract(x, dequantize(layer.q, layer.scale, group_size=layer.group_size), 1)
+
+
+def _contract_in_blocks(x: jax.Array, layer: QuantizedLinear) -> jax.Array:
+    """A whole dequantized weight would be written to memory and read again in every step.
+
+    Measured with 8 rows on the demo model's gate and up projection: 0.83 ms in blocks, 1.23 at once, 0.61 dense.
+    """
+    num_outputs = layer.q.shape[0]
+    size = min(OUTPUT_BLOCK, num_outputs)
+
+    def compute_block(index: jax.Array, out: jax.Array) -> jax.Array:
+        start = jnp.minimum(index * size, num_outputs - size)  # the last block may repeat some outputs
+        q, scale = (lax.dynamic_slice_in_dim(array, start, size) for array in (layer.q, layer.scale))
+        part = _contract(x, dequantize(q, scale, group_size=layer.group_size), 1)
+        return lax.dynamic_update_slice_in_dim(out, part, start, 1)
+
+    empty = jnp.zeros((x.shape[0], num_outputs), jnp.float32)
+    out: jax.Array = lax.fori_loop(0, -(-num_outputs // size), compute_block, empty)
+    return out

@@ -1,11 +1,11 @@
 """The gated MLP half of a layer, at the size of a fusion: gate and up, then down and the residual."""
 
 import jax
-import jax.numpy as jnp
 
+from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
-from photon_jax.models.params import DenseLinear, LayerParams
-from photon_jax.ops.linear import linear
+from photon_jax.models.params import LayerParams, Linear
+from photon_jax.ops.linear import linear_add, linear_gated
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.tiles import RowTiles, map_rows
 
@@ -15,6 +15,7 @@ def gate_up(
     layer: LayerParams,
     *,
     config: ModelConfig,
+    kernels: KernelConfig,
     tiles: RowTiles | None,
 ) -> jax.Array:  # [T F]
     """Returns silu(gate) * up of the normed input (SwiGLU, Shazeer, arXiv:2002.05202), rounded once at the end."""
@@ -22,8 +23,7 @@ def gate_up(
     def compute(x: jax.Array) -> tuple[jax.Array]:
         norm = layer.post_attention_norm
         normed = rms_norm(x, norm, eps=config.rms_norm_eps).astype(norm.dtype)
-        gate, up = jnp.split(linear(normed, layer.gate_up_proj), 2, axis=-1)
-        return ((jax.nn.silu(gate) * up).astype(normed.dtype),)
+        return (linear_gated(normed, layer.gate_up_proj, backend=kernels.linear),)
 
     (hidden,) = map_rows(compute, tiles, x)
     return hidden
@@ -32,14 +32,15 @@ def gate_up(
 def down_add(
     hidden: jax.Array,  # [T F]
     residual: jax.Array,  # f32[T D]
-    down_proj: DenseLinear,
+    down_proj: Linear,
     *,
+    kernels: KernelConfig,
     tiles: RowTiles | None,
 ) -> jax.Array:  # f32[T D]
     """Returns the residual stream with the down projection added."""
 
     def compute(hidden: jax.Array, residual: jax.Array) -> tuple[jax.Array]:
-        return (residual + linear(hidden, down_proj),)
+        return (linear_add(hidden, down_proj, residual, backend=kernels.linear),)
 
     (out,) = map_rows(compute, tiles, hidden, residual)
     return out

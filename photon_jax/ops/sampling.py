@@ -5,15 +5,19 @@ threshold, found by bisection on the bits of a float, so nothing of the size of 
 tie with the last one kept are kept too.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
+from photon_jax.ops.controls import ControlRows, Controls, States, control_logits
 from photon_jax.ops.linear import head_logits
+from photon_jax.ops.logprobs import logprob_at, top_logprobs
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
@@ -26,10 +30,14 @@ def head_sample(
     params: Params,
     *,
     config: ModelConfig,
+    kernels: KernelConfig,
     tiles: RowTiles | None,
     is_greedy: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns token_ids i32[B] and logprobs f32[B 3] (raw, after temperature, of the sampling distribution).
+    controls: Controls | None = None,
+    has_top: bool = False,
+) -> tuple[jax.Array, jax.Array, States, *tuple[jax.Array, ...]]:
+    """Returns token_ids i32[B], logprobs f32[B 3] (raw, after temperature, of the sampling distribution) and the states
+    of the processors after it, leaves [B *] each.
 
     A row with temperature 0 takes the argmax (ties: the lowest id); its second log-probability equals the first and
     its third is 0. Stop ids of a row whose masks_stops is 1 are never sampled.
@@ -37,14 +45,42 @@ def head_sample(
     Args:
       is_greedy: whether all rows have temperature 0: the program then holds no branch for the others. A branch costs a
         GPU's step 0.4 to 0.9 ms, since the host has to read which way to go (measured on an H200).
+      controls: of a step in which a row has some.
+      has_top: whether to return also ids i32[B W] and log-probabilities f32[B W] of the most likely tokens of the
+        distribution that top_kinds names.
     """
+    rows = {name: getattr(inputs, name) for name in _ROW_FIELDS}
+    if has_top:
+        rows["top_kinds"] = inputs.top_kinds
+    if controls is not None:
+        rows |= {name: getattr(inputs, name) for name in ("control_slots", "processor_ids")}
+        rows["last_tokens"] = inputs.token_ids[inputs.logits_indices]
 
-    def compute(hidden: jax.Array, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = _final_logits(hidden, params, config)
-        return _sample(logits, dict(zip(_ROW_FIELDS, rows, strict=True)), is_greedy)
+    def compute(hidden: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        logits, row = _final_logits(hidden, params, config, kernels), dict(zip(rows, arrays, strict=True))
+        allowed, states = _control(logits, row, controls, is_tiled=tiles is not None)
+        return (*_sample(logits, allowed, row, is_greedy), *jax.tree.leaves(states))
 
-    token_ids, logprobs = map_rows(compute, tiles, hidden, *(getattr(inputs, name) for name in _ROW_FIELDS))
-    return token_ids, logprobs
+    token_ids, logprobs, *rest = map_rows(compute, tiles, hidden, *rows.values())
+    num_top = 2 if has_top else 0
+    states = () if controls is None else controls.processor_states
+    return token_ids, logprobs, jax.tree.unflatten(jax.tree.structure(states), rest[num_top:]), *rest[:num_top]
+
+
+def _control(
+    logits: jax.Array, rows: dict[str, jax.Array], controls: Controls | None, *, is_tiled: bool
+) -> tuple[jax.Array, States]:
+    """Returns the logits to sample from, before temperature and filters, and the rows' processor states."""
+    if controls is None:
+        return _mask_stops(logits, rows), ()
+    control_rows = ControlRows(
+        slots=rows["control_slots"],
+        processor_ids=rows["processor_ids"],
+        token_ids=rows["last_tokens"],
+        positions=rows["sample_positions"],
+    )
+    mask_stops = functools.partial(_mask_stops, rows=rows)
+    return control_logits(logits, control_rows, controls, mask_stops, is_tiled=is_tiled)
 
 
 def head_score(
@@ -53,20 +89,23 @@ def head_score(
     params: Params,
     *,
     config: ModelConfig,
+    kernels: KernelConfig,
     tiles: RowTiles,
-) -> tuple[jax.Array, jax.Array]:
+    has_top: bool = False,
+) -> tuple[jax.Array, ...]:
     """Returns the raw log-probability f32[T] of each target, and i32[T] whether it is the argmax (ties: lowest id).
 
-    No array of T rows by the vocabulary exists, only tiles of it.
+    With `has_top` also ids i32[T W] and log-probabilities f32[T W] of the most likely tokens in its place. No array
+    of T rows by the vocabulary exists, only tiles of it.
     """
 
-    def compute(hidden: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = _final_logits(hidden, params, config)
-        logprobs = _logprob_at(logits, target_ids)
-        return logprobs, (jnp.argmax(logits, axis=-1) == target_ids).astype(jnp.int32)
+    def compute(hidden: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, ...]:
+        logits = _final_logits(hidden, params, config, kernels)
+        is_greedy = (jnp.argmax(logits, axis=-1) == target_ids).astype(jnp.int32)
+        tops = top_logprobs(logits) if has_top else ()
+        return logprob_at(logits, target_ids), is_greedy, *tops
 
-    logprobs, is_greedy = map_rows(compute, tiles, hidden, target_ids)
-    return logprobs, is_greedy
+    return map_rows(compute, tiles, hidden, target_ids)
 
 
 _ROW_FIELDS = (
@@ -84,22 +123,26 @@ _ROW_FIELDS = (
 )
 
 
-def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig) -> jax.Array:
+def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig, kernels: KernelConfig) -> jax.Array:
     """Returns logits f32[M V]."""
     normed = rms_norm(hidden, params.final_norm, eps=config.rms_norm_eps)
-    return head_logits(normed.astype(params.head.dtype), params.head)
+    return head_logits(normed.astype(params.final_norm.dtype), params.head, backend=kernels.linear)
 
 
-def _sample(logits: jax.Array, rows: dict[str, jax.Array], is_greedy: bool) -> tuple[jax.Array, jax.Array]:
+def _sample(
+    logits: jax.Array,  # f32[M V], the model's own
+    allowed: jax.Array,  # f32[M V], as controls and masks leave them
+    rows: dict[str, jax.Array],
+    is_greedy: bool,
+) -> tuple[jax.Array, ...]:
     temperature = rows["temperature"]
-    allowed = _mask_stops(logits, rows)
     greedy = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
 
-    def all_greedy(_: None) -> tuple[jax.Array, jax.Array]:
-        raw = _logprob_at(logits, greedy)
-        return greedy, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1)
+    def all_greedy(_: None) -> tuple[jax.Array, ...]:
+        raw = logprob_at(logits, greedy)
+        return greedy, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1), *_tops(rows, logits, logits, greedy)
 
-    def some_random(_: None) -> tuple[jax.Array, jax.Array]:
+    def some_random(_: None) -> tuple[jax.Array, ...]:
         is_cold = temperature <= 0.0
         heat = jnp.expand_dims(jnp.where(is_cold, 1.0, temperature), 1)
         kept = _filter(_heated(allowed, heat), rows)
@@ -108,15 +151,33 @@ def _sample(logits: jax.Array, rows: dict[str, jax.Array], is_greedy: bool) -> t
         )
         drawn = jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
         token = jnp.where(is_cold, greedy, drawn)
-        raw = _logprob_at(logits, token)
-        tempered = jnp.where(is_cold, raw, _logprob_at(_heated(logits, heat), token))
-        sampling = jnp.where(is_cold, 0.0, _logprob_at(kept, token))
-        return token, jnp.stack([raw, tempered, sampling], axis=1)
+        raw, heated = logprob_at(logits, token), _heated(logits, heat)
+        tempered = jnp.where(is_cold, raw, logprob_at(heated, token))
+        sampling = jnp.where(is_cold, 0.0, logprob_at(kept, token))
+        return token, jnp.stack([raw, tempered, sampling], axis=1), *_tops(rows, logits, heated, greedy, kept)
 
     if is_greedy:
         return all_greedy(None)
-    token, logprobs = lax.cond(jnp.any(temperature > 0.0), some_random, all_greedy, None)
-    return token, logprobs
+    results: tuple[jax.Array, ...] = lax.cond(jnp.any(temperature > 0.0), some_random, all_greedy, None)
+    return results
+
+
+def _tops(
+    rows: dict[str, jax.Array],
+    logits: jax.Array,  # f32[M V]
+    heated: jax.Array,  # f32[M V]
+    greedy: jax.Array,  # i32[M]
+    kept: jax.Array | None = None,  # f32[M V], where a row may have a temperature
+) -> tuple[jax.Array, ...]:
+    """Returns the most likely tokens of the distribution that each row names; nothing where no row is asked for it."""
+    if "top_kinds" not in rows:
+        return ()
+    kinds, is_cold = jnp.expand_dims(rows["top_kinds"], 1), jnp.expand_dims(rows["temperature"] <= 0.0, 1)
+    ids = jnp.expand_dims(jnp.arange(logits.shape[1], dtype=jnp.int32), 0)
+    certain = jnp.where(ids == jnp.expand_dims(greedy, 1), 0.0, -jnp.inf)
+    sampling = certain if kept is None else jnp.where(is_cold, certain, kept)
+    is_raw = (kinds == 0) | ((kinds == 1) & is_cold)
+    return top_logprobs(jnp.where(is_raw, logits, jnp.where(kinds == 1, heated, sampling)))
 
 
 def _mask_stops(logits: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
@@ -190,11 +251,3 @@ def _row_noise(
     for word in (digest, sample_index, position):
         key = jax.random.fold_in(key, word)
     return jax.random.gumbel(key, (size,), jnp.float32)
-
-
-def _logprob_at(logits: jax.Array, token_ids: jax.Array) -> jax.Array:
-    """Returns log_softmax(logits)[m, token_ids[m]], f32[M]."""
-    peak = logits.max(axis=-1)
-    total = ordered_sum(jnp.exp(logits - jnp.expand_dims(peak, 1)))
-    chosen = jnp.take_along_axis(logits, jnp.expand_dims(token_ids, 1), axis=-1).squeeze(1)
-    return chosen - peak - jnp.log(total)

@@ -1,33 +1,76 @@
 """Step plan: what one step will compute, and what it computed. Host only."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 from photon_jax.scheduler.sequence import SequenceState
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """One row of a step."""
+class ScheduledSequence(NamedTuple):
+    """One row of a step.
+
+    Attributes:
+      seq: whose tokens are computed.
+      start: first position computed: num_computed_tokens when the plan was made.
+      num_new_tokens: tokens computed; where the plan has several steps, one in each of so many.
+      num_sampled: output tokens that the row yields: one for its last position, or one in each step, or none.
+      admission: of the sequence when the plan was made; the row is void once the sequence has another.
+    """
 
     seq: SequenceState
-    start: int  # first position computed: num_computed_tokens when the plan was made
+    start: int
     num_new_tokens: int
-    samples: bool  # whether the row's last position yields an output token
+    num_sampled: int
+    admission: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the row yields an output token."""
+        return self.num_sampled > 0
+
+    @property
+    def is_void(self) -> bool:
+        """Whether its sequence has ended or was preempted since the plan was made."""
+        return self.seq.admission != self.admission
+
+    @property
+    def scores(self) -> range:
+        """Positions of the row at which the next token is scored."""
+        wanted = self.seq.request.score_positions
+        return range(max(wanted.start, self.start), min(wanted.stop, self.start + self.num_new_tokens))
+
+    @property
+    def wants_top(self) -> bool:
+        """Whether the most likely tokens are asked for, at the sampled place or at a scored one."""
+        params = self.seq.request.params
+        return bool((self.samples and params.logprobs) or (self.scores and params.prompt_logprobs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of one step, valid until it is applied."""
+    """The rows of one dispatch, valid until it is applied.
+
+    Attributes:
+      scheduled: one row for each sequence that takes part.
+      preempted: request ids put back to waiting by this call.
+      num_steps: decode steps that run one after the other without the host; a row takes part in its first ones.
+    """
 
     scheduled: tuple[ScheduledSequence, ...]
-    preempted: tuple[str, ...] = ()  # request ids put back to waiting by this call
+    preempted: tuple[str, ...] = ()
+    num_steps: int = 1
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed by the step."""
-        return sum(item.num_new_tokens for item in self.scheduled)
+        return sum([item.num_new_tokens for item in self.scheduled])
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row computes one token a step."""
+        return self.num_steps > 1 or self.num_tokens == len(self.scheduled)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,10 +78,15 @@ class StepResult:
     """What one step computed, on the host; rows and tokens are those of its plan, in the plan's order.
 
     The flat arrays hold the tokens of row 0, then those of row 1, and so on; an entry scores the token that follows
-    its position. They are needed only where the plan has a score request, and read only in its rows.
+    its position. They are needed only where a row has scores, and read only there; the most likely tokens (W of them)
+    only where a row wants them.
     """
 
-    token_ids: np.ndarray  # i32[rows]  sampled; anything in a row that does not sample
-    logprobs: np.ndarray  # f32[rows 3]  raw, after temperature, of the sampling distribution
+    token_ids: np.ndarray  # i32[steps*rows]  sampled, step by step; anything where nothing was to be sampled
+    logprobs: np.ndarray  # f32[steps*rows 3]  raw, after temperature, of the sampling distribution
+    top_ids: np.ndarray | None = None  # i32[steps*rows W]
+    top_logprobs: np.ndarray | None = None  # f32[steps*rows W]
     score_logprobs: np.ndarray | None = None  # f32[num_tokens]
     score_is_greedy: np.ndarray | None = None  # bool[num_tokens]
+    score_top_ids: np.ndarray | None = None  # i32[num_tokens W]
+    score_top_logprobs: np.ndarray | None = None  # f32[num_tokens W]

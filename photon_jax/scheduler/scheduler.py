@@ -2,15 +2,16 @@
 
 import collections
 
-import numpy as np
-
 from photon_jax.cache.block_manager import BlockManager
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import CacheConfig, SchedulerConfig
 from photon_jax.errors import CapacityError, RequestError
 from photon_jax.request import FinishReason, Request, TokenDelta
 from photon_jax.scheduler.counters import SchedulerCounters
+from photon_jax.scheduler.limits import max_new_tokens, num_slots_of
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
+from photon_jax.scheduler.results import end_delta, take_tokens
+from photon_jax.scheduler.scores import take_scores
 from photon_jax.scheduler.sequence import SequenceState, SequenceStatus
 
 
@@ -40,7 +41,14 @@ class Scheduler:
         self._waiting: collections.OrderedDict[str, SequenceState] = collections.OrderedDict()
         self._running: dict[str, SequenceState] = {}
         self._free_slots = list(range(config.max_num_seqs, 0, -1))  # the next one is at the end
-        self._in_flight: StepPlan | None = None
+        self.admits_new = True  # False: only sequences that have begun are run, the others wait
+        self._num_admissions = 0
+        self._in_flight: collections.deque[StepPlan] = collections.deque()  # planned, not applied
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that may run at once."""
+        return self._config.max_num_seqs
 
     @property
     def num_waiting(self) -> int:
@@ -58,6 +66,11 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether any sequence runs, or ran and was preempted."""
+        return bool(self._running) or any(seq.num_preemptions for seq in self._waiting.values())
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated, the idle ones of the prefix cache among them."""
         return self._blocks.num_free
@@ -72,11 +85,8 @@ class Scheduler:
         return self._running.get(request_id) or self._waiting.get(request_id)
 
     def max_new_tokens(self, num_prompt_tokens: int) -> int:
-        """Returns the greatest max_tokens that a prompt of this length may ask for; below 1 if none.
-
-        The last token sampled is never fed back, so it counts for max_model_len, yet takes no place in the cache.
-        """
-        return min(self._max_model_len, self._layout.max_tokens + 1) - num_prompt_tokens
+        """Returns the greatest max_tokens that a prompt of this length may ask for; below 1 if none."""
+        return max_new_tokens(num_prompt_tokens, self._layout, self._max_model_len)
 
     def add(self, request: Request) -> None:
         """Puts a request at the end of the queue.
@@ -85,7 +95,11 @@ class Scheduler:
           RequestError: it can never be served, or its id is taken.
           CapacityError: the queue is full.
         """
-        num_slots = self._check(request)
+        if self.get(request.request_id) is not None:
+            raise RequestError(
+                f"request {request.request_id!r} is still being served; give each live request an id of its own"
+            )
+        num_slots = num_slots_of(request, self._layout, self._max_model_len)
         if len(self._waiting) >= self._config.max_waiting:
             raise CapacityError(
                 f"the queue is full: {len(self._waiting)} requests wait and max_waiting is {self._config.max_waiting}; "
@@ -95,74 +109,93 @@ class Scheduler:
             request=request,
             arrival=self.counters.num_added,
             token_ids=list(request.prompt_token_ids),
+            max_num_slots=min(num_slots, self._layout.max_tokens),
             max_num_blocks=min(self._layout.blocks_for(num_slots), self._layout.num_usable_blocks),
         )
         self.counters.num_added += 1
 
-    def _check(self, request: Request) -> int:
-        """Returns how many tokens of the cache the request takes at its greatest length."""
-        name, num_prompt = f"request {request.request_id!r}", len(request.prompt_token_ids)
-        if self.get(request.request_id) is not None:
-            raise RequestError(f"{name} is still being served; give each live request an id of its own")
-        if num_prompt == 0:
-            raise RequestError(f"{name} has an empty prompt; give at least one token")
-        max_tokens, what = 0, f"prompt of {num_prompt} tokens"
-        if not request.score:
-            assert request.params.max_tokens is not None, f"{name} has no max_tokens"
-            max_tokens = request.params.max_tokens
-            if num_prompt + 1 > self._max_model_len:
-                raise RequestError(
-                    f"{name}: {what} leaves no room to generate, max_model_len is {self._max_model_len}; "
-                    "shorten the prompt or raise EngineConfig.max_model_len"
-                )
-            what += f" and max_tokens {max_tokens}"
-        if num_prompt + max_tokens > self._max_model_len:
-            raise RequestError(
-                f"{name}: {what} make {num_prompt + max_tokens} tokens, max_model_len is {self._max_model_len}; "
-                "ask for fewer or raise EngineConfig.max_model_len"
-            )
-        num_slots = num_prompt + max(max_tokens - 1, 0)  # the last token sampled is never fed back
-        if num_slots > self._layout.max_tokens:
-            raise RequestError(
-                f"{name}: {what} need a cache of {num_slots} tokens, the whole cache holds {self._layout.max_tokens} "
-                f"({self._layout.num_usable_blocks} blocks of {self._layout.block_size}); "
-                "ask for fewer, or raise CacheConfig.num_blocks or memory_fraction"
-            )
-        return num_slots
-
     def schedule(self) -> StepPlan:
-        """Decides the next step, which must be applied before the next call; empty only if nothing is left to do."""
-        assert self._in_flight is None, "schedule() was called again before apply()"
-        rows, preempted = self._schedule_running(self._config.max_num_batched_tokens)
+        """Decides the next step, on the assumption that those before it end no sequence early.
+
+        Their results need not be known: sequences advance as planned, and a row whose sequence turns out to have
+        ended is dropped when its own results are applied. Plans are applied in the order in which they were made.
+
+        Returns an empty plan if nothing is left to do, or nothing before earlier results are applied.
+        """
+        running = list(self._running.values())
+        num_steps = self._choose_num_steps(running)
+        if self._in_flight and self._count_missing(running, num_steps) > self._blocks.num_free:
+            return StepPlan(())  # results on their way may end a sequence: none is preempted before they are known
+        rows, preempted = self._schedule_running(running, num_steps)
+        size = self._layout.block_size
+        for seq, start, num_new_tokens, _, _ in rows:
+            if (start + num_new_tokens) // size > seq.num_offered_blocks:
+                self._offer_full_blocks(seq, start + num_new_tokens)
         if not preempted:
             num_tokens = sum(row.num_new_tokens for row in rows)
             rows += self._schedule_waiting(self._config.max_num_batched_tokens - num_tokens)
         rows.sort(key=lambda row: row.num_new_tokens > 1)  # decode rows first; the order is stable
-        plan = StepPlan(tuple(rows), tuple(preempted))
-        assert rows or not self.has_unfinished, f"{self.num_waiting} waiting, {self.num_running} running, empty plan"
+        plan = StepPlan(tuple(rows), tuple(preempted), num_steps)
+        may_be_empty = self._in_flight or not (self.has_unfinished if self.admits_new else self.has_begun)
+        assert rows or may_be_empty, f"{self.num_waiting} wait, {self.num_running} run, empty plan"
         if rows:
-            self._in_flight = plan
-            self.counters.num_steps += 1
-            self.counters.num_scheduled_tokens += plan.num_tokens
-            self.counters.num_chunks += sum(row.num_new_tokens < row.seq.num_uncomputed_tokens for row in rows)
+            self._in_flight.append(plan)
+            self._advance(plan)
         return plan
 
-    def _schedule_running(self, budget: int) -> tuple[list[ScheduledSequence], list[str]]:
+    def _choose_num_steps(self, running: list[SequenceState]) -> int:
+        """Returns the decode steps of the next dispatch: several where nobody waits and nobody computes a prompt."""
+        num_steps = self._config.max_steps_per_dispatch or 1
+        if num_steps == 1 or self._waiting:
+            return 1
+        if any(seq.num_uncomputed_tokens > 1 or not seq.is_plain for seq in running):
+            return 1
+        most = max((seq.max_num_slots - seq.num_computed_tokens for seq in running), default=0)
+        is_useful = most >= num_steps and self._count_missing(running, num_steps) <= self._blocks.num_free
+        return num_steps if is_useful else 1
+
+    def _count_missing(self, running: list[SequenceState], num_steps: int) -> int:
+        """Returns the blocks that the decoding sequences lack for so many steps; the others have all of theirs."""
+        size, missing = self._layout.block_size, 0
+        for seq in running:
+            end = min(seq.num_computed_tokens + num_steps, seq.max_num_slots)
+            if end > len(seq.block_ids) * size:
+                missing += self._layout.blocks_for(end) - len(seq.block_ids)
+        return missing
+
+    def _schedule_running(
+        self, running: list[SequenceState], num_steps: int
+    ) -> tuple[list[ScheduledSequence], list[str]]:
         rows: list[ScheduledSequence] = []
         preempted: list[str] = []
+        budget, size = self._config.max_num_batched_tokens, self._layout.block_size
+        work = [(seq.num_uncomputed_tokens, seq) for seq in running]
         # decoding ones first, so that a long prompt never makes them wait; each kind in the order of arrival
-        for seq in sorted(self._running.values(), key=lambda seq: seq.num_uncomputed_tokens > 1):
-            if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted for one that arrived earlier
+        for num_left, seq in sorted(work, key=lambda pair: pair[0] > 1):
+            if num_left == 0 or seq.admission == 0:
+                continue  # waiting for its last results, or preempted for one that arrived earlier
             if budget == 0:
                 break
-            num_new_tokens = min(seq.num_uncomputed_tokens, budget)
-            preempted += self._grow(seq, seq.num_computed_tokens + num_new_tokens)
-            if seq.status is SequenceStatus.RUNNING:
-                rows.append(_make_row(seq, num_new_tokens))
+            if num_steps > 1:
+                num_new_tokens = min(num_steps, seq.max_num_slots - seq.num_computed_tokens)
+            else:
+                num_new_tokens = min(num_left, budget)
                 budget -= num_new_tokens
-        assert all(row.seq.status is SequenceStatus.RUNNING for row in rows), "a scheduled sequence was preempted"
+            end = seq.num_computed_tokens + num_new_tokens
+            if end > len(seq.block_ids) * size:
+                preempted += self._grow(seq, end)
+            if seq.admission:
+                rows.append(_make_row(seq, num_new_tokens, num_left, num_steps))
+        assert not (preempted and any(row.is_void for row in rows)), "a scheduled sequence was preempted"
         return rows, preempted
+
+    def _advance(self, plan: StepPlan) -> None:
+        self.counters.num_steps += plan.num_steps
+        self.counters.num_scheduled_tokens += plan.num_tokens
+        for seq, _, num_new_tokens, num_sampled, _ in plan.scheduled:
+            seq.num_computed_tokens += num_new_tokens
+            seq.num_pending += num_sampled
+            self.counters.num_chunks += num_sampled == 0 and seq.num_uncomputed_tokens > 0
 
     def _grow(self, seq: SequenceState, num_tokens: int) -> list[str]:
         """Gives `seq` the blocks for `num_tokens`; returns the ids preempted for them, maybe its own."""
@@ -172,6 +205,7 @@ class Scheduler:
             return preempted
         assert seq.num_uncomputed_tokens == 1, f"{seq.request_id!r} was admitted without {num_missing} of its blocks"
         while not self._blocks.can_allocate(num_missing):
+            assert not self._in_flight, f"{seq.request_id!r} would preempt others while results are on their way"
             victim = next(reversed(self._running.values()))
             self._preempt(victim)
             preempted.append(victim.request_id)
@@ -196,33 +230,37 @@ class Scheduler:
         self._blocks.release(seq.block_ids)
         self._free_slots.append(seq.state_slot)
         seq.block_ids = []
+        seq.admission = 0
+        seq.num_pending = 0  # rows in flight are void: what they sample comes again, or is not wanted
         seq.num_computed_tokens = 0
         seq.num_offered_blocks = 0
         seq.state_slot = 0
 
     def _schedule_waiting(self, budget: int) -> list[ScheduledSequence]:
         rows: list[ScheduledSequence] = []
+        if not self._waiting:
+            return rows
         # blocks that the next steps may want: one more for each running sequence that can grow. Admission leaves them
         # alone, so that a sequence is not admitted only to be preempted before it makes progress
         reserve = sum(seq.may_grow for seq in self._running.values())
         while self._waiting and budget > 0 and self._free_slots:
             seq = next(iter(self._waiting.values()))
-            if not self._admit(seq, reserve):
+            is_held_back = seq.num_preemptions == 0 and not self.admits_new
+            if is_held_back or not self._admit(seq, reserve):
                 break
             num_new_tokens = min(seq.num_uncomputed_tokens, budget)
-            rows.append(_make_row(seq, num_new_tokens))
+            rows.append(_make_row(seq, num_new_tokens, seq.num_uncomputed_tokens, 1))
+            self._offer_full_blocks(seq, seq.num_computed_tokens + num_new_tokens)
             budget -= num_new_tokens
             reserve += seq.may_grow
         return rows
 
     def _admit(self, seq: SequenceState, reserve: int) -> bool:
         """Gives `seq` blocks for all its tokens, cached ones where they exist; returns False if too few are free."""
-        # tokens [0, hits)   blocks shared with the prefix cache, at most up to the last token: one must be computed
+        # tokens [0, hits)   blocks shared with the prefix cache, at most up to the first token that must be computed
         # tokens [hits, end) new blocks, the last one maybe partial
-        hits: list[int] = []
-        if not seq.request.score:  # a score request needs the logits at each of its tokens
-            num_full = (seq.num_tokens - 1) // self._layout.block_size
-            hits = self._blocks.find_cached(seq.block_digests, seq.token_ids, num_full)
+        num_full = seq.first_needed // self._layout.block_size
+        hits = self._blocks.find_cached(seq.block_digests, seq.token_ids, num_full)
         num_blocks = self._layout.blocks_for(seq.num_tokens)
         num_taken = num_blocks - len(hits) + self._blocks.count_idle(hits)
         if not self._blocks.can_allocate(num_taken + reserve + (num_blocks < seq.max_num_blocks)):
@@ -233,6 +271,8 @@ class Scheduler:
         seq.block_ids = hits + self._blocks.allocate(num_blocks - len(hits))
         seq.status = SequenceStatus.RUNNING
         seq.state_slot = self._free_slots.pop()
+        self._num_admissions += 1
+        seq.admission = self._num_admissions
         seq.num_offered_blocks = len(hits)
         seq.num_computed_tokens = len(hits) * self._layout.block_size
         self.counters.num_prefix_hit_tokens += seq.num_computed_tokens
@@ -241,87 +281,49 @@ class Scheduler:
         return True
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
-        """Takes over what the step computed; returns what each request got. Rows ended since the plan are dropped."""
+        """Takes over what the oldest plan's step computed; returns what each request got.
+
+        Rows of sequences that ended or were preempted since are dropped.
+        """
         if not plan.scheduled:
             return []
-        assert plan is self._in_flight, "apply() wants the plan that schedule() returned last, once"
-        assert len(result.token_ids) == len(plan.scheduled), f"{len(result.token_ids)} rows, not {len(plan.scheduled)}"
-        self._in_flight = None
+        assert self._in_flight and plan is self._in_flight[0], "apply() wants the plans of schedule() in order, once"
+        num_rows = len(plan.scheduled)
+        assert len(result.token_ids) == num_rows * plan.num_steps, f"{len(result.token_ids)} tokens, {num_rows} rows"
+        self._in_flight.popleft()
+        token_ids = result.token_ids.tolist()
         deltas = []
         end = 0
         for row, item in enumerate(plan.scheduled):
             begin, end = end, end + item.num_new_tokens
             seq = item.seq
-            if seq.status is SequenceStatus.FINISHED:
+            if seq.admission != item.admission:
                 continue
-            assert seq.status is SequenceStatus.RUNNING, f"{seq.request_id!r} was preempted while its step ran"
-            assert seq.num_computed_tokens == item.start, f"{seq.num_computed_tokens} computed, not {item.start}"
-            seq.num_computed_tokens += item.num_new_tokens
-            self._offer_full_blocks(seq)
-            if seq.request.score:
-                delta = self._take_scores(seq, item, result, begin)
-            else:
-                delta = self._take_token(seq, row, result) if item.samples else None
-            if delta is not None:
+            if not seq.is_plain and seq.request.wants_scores:
+                take_scores(item, result, begin)
+            if item.num_sampled:
+                sampled = token_ids[row : row + item.num_sampled * num_rows : num_rows]
+                delta = take_tokens(item, result, sampled, row, num_rows)
                 deltas.append(delta)
+                if delta.finish_reason is not None:
+                    self._offer_full_blocks(seq, len(seq.token_ids) - 1)  # nothing is computed of the last token
+                    self._end(seq, delta.finish_reason)
+            elif seq.request.score and item.start + item.num_new_tokens == seq.num_tokens:
+                self._end(seq, FinishReason.LENGTH)
+                deltas.append(end_delta(seq, FinishReason.LENGTH))
         return deltas
 
-    def _offer_full_blocks(self, seq: SequenceState) -> None:
-        num_full = seq.num_computed_tokens // self._layout.block_size
+    def _offer_full_blocks(self, seq: SequenceState, num_tokens: int) -> None:
+        """Offers the blocks that `num_tokens` tokens fill to the prefix cache, for rows of the same step too.
+
+        A step writes the keys and values of all its tokens before any row attends to them, so samples of one prompt
+        that start together share it. A block with a token that is not known yet has no name: it is offered later.
+        """
+        num_full = min(num_tokens, len(seq.token_ids)) // self._layout.block_size
         if num_full > seq.num_offered_blocks:
             block_ids = seq.block_ids[:num_full]
             self._blocks.register(seq.block_digests, seq.token_ids, block_ids, seq.num_offered_blocks)
             seq.num_offered_blocks = num_full
-
-    def _take_token(self, seq: SequenceState, row: int, result: StepResult) -> TokenDelta:
-        token_id = int(result.token_ids[row])
-        seq.token_ids.append(token_id)
-        reason = self._finish_reason(seq, token_id)
-        if reason is not None:
-            self._end(seq, reason)
-        return TokenDelta(
-            request_id=seq.request_id,
-            new_token_ids=(token_id,),
-            logprobs=result.logprobs[row : row + 1].copy(),
-            finish_reason=reason,
-            stop_token_id=token_id if reason is FinishReason.STOP else None,
-            num_cached_tokens=seq.num_cached_tokens,
-        )
-
-    def _finish_reason(self, seq: SequenceState, token_id: int) -> FinishReason | None:
-        params, num_output = seq.request.params, seq.num_output_tokens
-        if token_id in seq.request.stop_token_ids and num_output > params.min_tokens:
-            return FinishReason.STOP
-        assert params.max_tokens is not None, f"request {seq.request_id!r} has no max_tokens"
-        # a sequence longer than the whole cache could never be continued; add() lets none get there
-        if num_output >= params.max_tokens or self.max_new_tokens(seq.num_tokens) <= 0:
-            return FinishReason.LENGTH
-        return None
-
-    def _take_scores(
-        self, seq: SequenceState, item: ScheduledSequence, result: StepResult, begin: int
-    ) -> TokenDelta | None:
-        assert result.score_logprobs is not None, f"the step of {seq.request_id!r} gave no score_logprobs"
-        assert result.score_is_greedy is not None, f"the step of {seq.request_id!r} gave no score_is_greedy"
-        num_scores = seq.num_prompt_tokens - 1
-        if seq.prompt_logprobs is None or seq.prompt_is_greedy is None:
-            seq.prompt_logprobs = np.zeros(num_scores, np.float32)
-            seq.prompt_is_greedy = np.zeros(num_scores, np.bool_)
-        num_new = min(item.num_new_tokens, num_scores - item.start)  # nothing follows the last token
-        new = slice(item.start, item.start + num_new)
-        seq.prompt_logprobs[new] = result.score_logprobs[begin : begin + num_new]
-        seq.prompt_is_greedy[new] = result.score_is_greedy[begin : begin + num_new]
-        if seq.num_uncomputed_tokens > 0:
-            return None
-        self._end(seq, FinishReason.LENGTH)
-        return TokenDelta(
-            request_id=seq.request_id,
-            new_token_ids=(),
-            logprobs=np.zeros((0, 3), np.float32),
-            finish_reason=FinishReason.LENGTH,
-            prompt_logprobs=seq.prompt_logprobs,
-            prompt_is_greedy=seq.prompt_is_greedy,
-        )
 
     def _end(self, seq: SequenceState, reason: FinishReason) -> None:
         if seq.status is SequenceStatus.RUNNING:
@@ -339,13 +341,7 @@ class Scheduler:
         if seq is None:
             return None
         self._end(seq, FinishReason.ABORT)
-        return TokenDelta(
-            request_id=request_id,
-            new_token_ids=(),
-            logprobs=np.zeros((0, 3), np.float32),
-            finish_reason=FinishReason.ABORT,
-            num_cached_tokens=seq.num_cached_tokens,
-        )
+        return end_delta(seq, FinishReason.ABORT)
 
     def finish(self, request_id: str) -> None:
         """Ends a request whose text met a stop string; its blocks are free at once."""
@@ -362,7 +358,7 @@ class Scheduler:
 
     def restart(self, namespace: bytes) -> None:
         """Puts running sequences back to waiting, as the loss of the cache requires; the prefix cache is forgotten."""
-        self._in_flight = None
+        self._in_flight.clear()
         for seq in reversed(list(self._running.values())):
             self._preempt(seq)
         self.set_namespace(namespace)
@@ -380,19 +376,18 @@ class Scheduler:
         num_live = counters.num_added - counters.num_finished
         assert num_live == len(order), f"{num_live} live by the counters, {len(running)} run and {len(waiting)} wait"
         for seq in waiting:
-            clean = not seq.block_ids and seq.num_computed_tokens == 0 and seq.state_slot == 0
+            clean = not (seq.block_ids or seq.num_computed_tokens or seq.num_pending or seq.state_slot or seq.admission)
             assert clean and seq.status is SequenceStatus.WAITING, f"waiting, not clean: {seq}"
         for seq in running:
             assert seq.status is SequenceStatus.RUNNING, f"running, yet {seq.status}: {seq}"
-            assert 0 <= seq.num_computed_tokens < seq.num_tokens, (
-                f"{seq.num_computed_tokens} of {seq.num_tokens} tokens"
-            )
+            assert 0 <= seq.num_computed_tokens <= min(seq.num_tokens, seq.max_num_slots), f"computed too much: {seq}"
+            rows = [row for plan in self._in_flight for row in plan.scheduled if row.admission == seq.admission]
+            assert seq.num_pending == sum(row.num_sampled for row in rows), f"{len(rows)} rows in flight: {seq}"
             num_blocks = self._layout.blocks_for(seq.num_tokens)
             fits = num_blocks - 1 <= len(seq.block_ids) <= min(num_blocks, seq.max_num_blocks)
             assert fits, f"{len(seq.block_ids)} blocks for {seq.num_tokens} tokens, {seq.max_num_blocks} at most: {seq}"
 
 
-def _make_row(seq: SequenceState, num_new_tokens: int) -> ScheduledSequence:
-    start = seq.num_computed_tokens
-    samples = start + num_new_tokens == seq.num_tokens and not seq.request.score
-    return ScheduledSequence(seq, start, num_new_tokens, samples)
+def _make_row(seq: SequenceState, num_new_tokens: int, num_left: int, num_steps: int) -> ScheduledSequence:
+    num_sampled = num_new_tokens if num_steps > 1 else int(num_new_tokens == num_left and not seq.request.score)
+    return ScheduledSequence(seq, seq.num_computed_tokens, num_new_tokens, num_sampled, seq.admission)

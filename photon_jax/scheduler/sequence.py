@@ -3,9 +3,7 @@
 import dataclasses
 import enum
 
-import numpy as np
-
-from photon_jax.request import Request
+from photon_jax.request import PromptLogprobs, Request
 
 
 class SequenceStatus(enum.Enum):
@@ -23,8 +21,11 @@ class SequenceState:
     request: Request
     arrival: int  # counts the requests added; a smaller one came earlier
     token_ids: list[int]  # prompt, then output
-    max_num_blocks: int  # blocks held at most, at its greatest length
-    num_computed_tokens: int = 0  # tokens whose K and V are in the cache
+    max_num_slots: int  # tokens of the cache that it takes at its greatest length
+    max_num_blocks: int  # blocks held then
+    num_computed_tokens: int = 0  # tokens whose K and V are in the cache once the planned steps are done
+    num_pending: int = 0  # tokens that planned steps sample; they come after token_ids, and are not known yet
+    admission: int = 0  # its own each time that it starts to run; 0 while it does not
     block_ids: list[int] = dataclasses.field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     num_preemptions: int = 0
@@ -32,8 +33,13 @@ class SequenceState:
     state_slot: int = 0  # its own among running sequences, from 1; 0 while it does not run
     block_digests: list[bytes] = dataclasses.field(default_factory=list)  # of its first full blocks, as far as known
     num_offered_blocks: int = 0  # blocks that came from the prefix cache or were offered to it
-    prompt_logprobs: np.ndarray | None = None  # f32[num_prompt_tokens - 1] of a score request, filled chunk by chunk
-    prompt_is_greedy: np.ndarray | None = None  # bool[num_prompt_tokens - 1]
+    scores: PromptLogprobs | None = None  # of the prompt's tokens where asked for, filled chunk by chunk
+    num_scored: int = 0  # entries of `scores` that are there
+    is_plain: bool = dataclasses.field(init=False)  # asks for no scores, no most likely tokens and no controls
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.is_plain = not (request.wants_scores or request.params.logprobs or request.has_controls)
 
     @property
     def request_id(self) -> str:
@@ -42,8 +48,8 @@ class SequenceState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and output."""
-        return len(self.token_ids)
+        """Tokens of prompt and output, pending ones included."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -52,13 +58,19 @@ class SequenceState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens sampled so far, pending ones not included."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens still to compute before the next one can be sampled; 1 while it decodes."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens to compute before the next one can be sampled; 1 while it decodes, 0 when all is planned."""
+        return min(self.num_tokens, self.max_num_slots) - self.num_computed_tokens
+
+    @property
+    def first_needed(self) -> int:
+        """The first position that must be computed even if its K and V are known: for a score or for the next token."""
+        unscored = self.request.score_positions[self.num_scored :]
+        return unscored.start if unscored else self.num_tokens - 1
 
     @property
     def may_grow(self) -> bool:

@@ -15,6 +15,8 @@ import jinja2.utils
 from photon_jax.errors import CheckpointError, RequestError
 
 _FINAL_MARK = "\u2063END-OF-FINAL-MESSAGE\u2063"
+# What compiling a template can raise: of Jinja, or of Python on the code that Jinja makes of it.
+_COMPILE_ERRORS = (jinja2.TemplateError, SyntaxError, RecursionError, ValueError, OverflowError, MemoryError)
 # What an expression of a template can raise on values that it did not expect.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -173,9 +175,10 @@ class ChatTemplate:
         for name, text in sources.items():
             try:
                 self._templates[name] = environment.from_string(text)
-            except jinja2.TemplateSyntaxError as error:
+            except _COMPILE_ERRORS as error:
+                place = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 raise CheckpointError(
-                    f"chat template {name!r} is not valid Jinja, line {error.lineno}: {error.message}; "
+                    f"chat template {name!r} is not valid Jinja{place}: {error}; "
                     "correct it in the checkpoint or remove it"
                 ) from error
 

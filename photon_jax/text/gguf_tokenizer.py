@@ -100,6 +100,9 @@ class _Fields:
         if not isinstance(value, list) or len(value) != length:
             got = len(value) if isinstance(value, list) else type(value).__name__
             raise CheckpointError(f"GGUF field {_KEY}{key} must be a list of {length} numbers, got {got}")
+        wrong = next((item for item in value if not isinstance(item, int | float)), None)
+        if wrong is not None:
+            raise CheckpointError(f"GGUF field {_KEY}{key} must be a list of numbers, got {wrong!r:.100} in it")
         return value
 
     def token_id(self, key: str, num_tokens: int) -> int | None:

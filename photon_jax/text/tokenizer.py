@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from photon_jax.errors import RequestError
+from photon_jax.errors import CheckpointError, RequestError
+from photon_jax.request import MAX_STOP_IDS
 from photon_jax.text.chat_template import ChatTemplate
 from photon_jax.text.gguf_tokenizer import read_gguf_fields
 from photon_jax.text.pieces import read_decoder, strip_start
@@ -31,6 +32,8 @@ class Tokenizer:
         self._decoder = read_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
         added = parts.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        texts = {name: (text, parts.backend.token_to_id(text)) for name, text in parts.special_tokens.items()}
+        self._special_tokens = {name: (text, found) for name, (text, found) in texts.items() if found is not None}
         self._vocab_size = 1 + max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self._bos_token_id = parts.bos_token_id
         self._eos_token_ids = parts.eos_token_ids
@@ -66,6 +69,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest token id; a model's own vocabulary may be padded beyond it."""
         return self._vocab_size
+
+    @property
+    def special_tokens(self) -> dict[str, tuple[str, int]]:
+        """Text and id of the declared special tokens that are in the vocabulary, by name, such as pad_token."""
+        return dict(self._special_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -177,12 +185,38 @@ class Tokenizer:
         return [self._bos_token_id, *ids[self._num_leading_bos(ids) :]]
 
 
-def find_tokenizer(folder: Path) -> Tokenizer | None:
-    """Returns the tokenizer of a checkpoint folder; None when the folder has none, for use with token ids alone."""
-    if not (Path(folder) / TOKENIZER_FILE).is_file():
-        _logger.warning("%s has no %s: prompts must be token ids, and outputs have no text", folder, TOKENIZER_FILE)
+def find_tokenizer(source: Path | Mapping[str, object] | None) -> Tokenizer | None:
+    """Returns the tokenizer of a checkpoint folder or of a GGUF file's fields; None where there is none.
+
+    Raises:
+      CheckpointError: its files or fields can't be understood.
+    """
+    if isinstance(source, Mapping):
+        return Tokenizer.from_gguf(source)
+    if source is None or not (Path(source) / TOKENIZER_FILE).is_file():
+        _logger.warning("the checkpoint has no tokenizer: prompts must be token ids, and outputs have no text")
         return None
-    return Tokenizer.from_pretrained(folder)
+    return Tokenizer.from_pretrained(source)
+
+
+def all_eos_token_ids(model_ids: Iterable[int], tokenizer: Tokenizer | None, *, vocab_size: int) -> tuple[int, ...]:
+    """Returns every id that ends a sequence: the model's and the tokenizer's own, those that can be sampled.
+
+    Args:
+      model_ids: of config.json and generation_config.json, or of the GGUF fields.
+      vocab_size: of the model.
+
+    Raises:
+      CheckpointError: they are more than a step can watch.
+    """
+    union = dict.fromkeys((*model_ids, *(() if tokenizer is None else tokenizer.eos_token_ids)))
+    ids = tuple(token_id for token_id in union if 0 <= token_id < vocab_size)
+    if len(ids) > MAX_STOP_IDS:
+        raise CheckpointError(
+            f"eos_token_id in config.json, generation_config.json and the tokenizer's own are {len(ids)} ids together; "
+            f"at most {MAX_STOP_IDS} can be watched, shorten the lists"
+        )
+    return ids
 
 
 def _check_text(text: str) -> None:

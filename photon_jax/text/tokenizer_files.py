@@ -46,13 +46,12 @@ def read_tokenizer_folder(folder: Path) -> TokenizerParts:
     ends = [tokens[name] for name in ("eos_token", "eot_token") if name in tokens]
     mark_special(backend, [*(tokens[name] for name in ("bos_token",) if name in tokens), *ends, *others])
     end_ids = (backend.token_to_id(text) for text in ends)
-    add_bos = config.get("add_bos_token")
     return TokenizerParts(
         backend=backend,
         special_tokens=tokens,
         bos_token_id=backend.token_to_id(tokens["bos_token"]) if "bos_token" in tokens else None,
         eos_token_ids=tuple(dict.fromkeys(end for end in end_ids if end is not None)),
-        add_bos=add_bos if isinstance(add_bos, bool) else None,
+        add_bos=_add_bos(config),
         chat_templates=_chat_templates(folder, config),
     )
 
@@ -62,6 +61,8 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is not UTF-8 text: {error}; fetch the file again") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, a number of too many digits, or nested too deep
         raise CheckpointError(f"{path} is not valid JSON: {error}; fetch the file again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
@@ -80,8 +81,21 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _token_text(name: str, value: object) -> str:
     text = value.get("content") if isinstance(value, Mapping) else value
     if not isinstance(text, str):
-        raise CheckpointError(f"{name} of the tokenizer's configuration must be a string or hold one, got {value!r}")
+        raise CheckpointError(
+            f"{name} of the tokenizer's configuration must be a string or hold one, got {value!r:.100}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{name} of the tokenizer's configuration is no Unicode text: {text!r:.100}") from error
     return text
+
+
+def _add_bos(config: Mapping[str, Any]) -> bool | None:
+    value = config.get("add_bos_token")
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"add_bos_token of tokenizer_config.json must be true or false, got {value!r:.100}")
+    return value
 
 
 def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
@@ -94,16 +108,28 @@ def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str
             named = {str(name): _token_text(str(name), token) for name, token in value.items()}
             tokens = {**named, **tokens}
             others.extend(named.values())
-        else:
+        elif isinstance(value, list | tuple):
             others.extend(_token_text(key, token) for token in value)
+        else:
+            raise CheckpointError(
+                f"{key} of the tokenizer's configuration must be a list or an object, got {value!r:.100}"
+            )
     return tokens, others
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
     """Adds the tokens that tokenizer_config.json lists and tokenizer.json lacks."""
     declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, Mapping) or not all(key.isdecimal() and len(key) < 10 for key in declared):
+        raise CheckpointError(
+            f"added_tokens_decoder of tokenizer_config.json must map token ids to tokens, got {declared!r:.100}"
+        )
     for key in sorted(declared, key=int):
         entry, token_id = declared[key], int(key)
+        if not isinstance(entry, Mapping):
+            raise CheckpointError(
+                f"added_tokens_decoder[{key}] of tokenizer_config.json must be an object, got {entry!r:.100}"
+            )
         text = _token_text(f"added_tokens_decoder[{key}]", entry)
         if backend.token_to_id(text) is None:
             options = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized")}

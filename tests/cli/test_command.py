@@ -52,7 +52,7 @@ def test_an_error_is_one_line_and_exit_code_2():
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("photon-x: give one of --prompt, --interactive and --prompts_file")
+    assert line.startswith("photon-x: give one of --prompt, --interactive, --prompts_file and --describe")
 
 
 def test_a_misspelt_flag_and_a_stray_argument_are_refused():

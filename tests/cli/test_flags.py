@@ -7,14 +7,15 @@ from photon_jax.cli.flags import (
     define_engine_flags,
     define_sampling_flags,
     engine_config_from_flags,
+    errors_name_flags,
     field_help,
     sampling_params_from_flags,
 )
 from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig
 from photon_jax.errors import ConfigError, RequestError
-from photon_jax.request import SamplingParams
+from photon_jax.request import CODE_FIELDS, SamplingParams
 
-HELD = {"cache", "scheduler", "kernels"}
+HELD = {"cache", "scheduler", "kernels"} | CODE_FIELDS
 OWNERS = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig, SamplingParams)
 
 
@@ -67,11 +68,58 @@ def test_sampling_flags_reach_the_params_and_repeated_ones_keep_commas():
     assert params == SamplingParams(temperature=0.0, stop=("a,b", "\n"), stop_token_ids=(7, 8), seed=5)
 
 
+def test_control_flags_reach_the_params():
+    given = parse(
+        *("--repetition_penalty=1.2", "--presence_penalty=-0.5", "--frequency_penalty=2", '--logit_bias={"5": -1.5}'),
+        *("--allowed_token_ids=5", "--allowed_token_ids=7", "--bad_words=a, b", "--bad_words=c"),
+    )
+    expected = SamplingParams(
+        repetition_penalty=1.2,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        logit_bias={5: -1.5},
+        allowed_token_ids=(5, 7),
+        bad_words=("a, b", "c"),
+    )
+    assert sampling_params_from_flags(given) == expected
+
+
+@pytest.mark.parametrize("text", ["5", "{5: 1}", '{"x": 1}', '{"5": 101}'])
+def test_a_logit_bias_that_is_no_json_of_token_ids_is_an_error(text):
+    with pytest.raises(RequestError, match=r"^--logit_bias "):
+        sampling_params_from_flags(parse(f"--logit_bias={text}"))
+
+
+def test_log_probability_flags_reach_the_params():
+    params = sampling_params_from_flags(parse("--logprobs=3", "--prompt_logprobs=0", "--logprobs_kind=sampling"))
+    assert (params.logprobs, params.prompt_logprobs, params.logprobs_kind) == (3, 0, "sampling")
+
+
 def test_a_value_out_of_range_is_the_librarys_own_error():
-    with pytest.raises(RequestError, match="top_p"):
+    with pytest.raises(RequestError, match=r"^--top_p must be"):
         sampling_params_from_flags(parse("--top_p=1.5"))
-    with pytest.raises(ConfigError, match="power of two"):
+    with pytest.raises(ConfigError, match=r"^--block_size must be a power of two"):
         engine_config_from_flags(parse("--block_size=3"))
+
+
+def test_errors_name_flags_and_leave_other_words_alone():
+    with pytest.raises(
+        ConfigError, match=r"^--max_num_batched_tokens \(9\) must be at least --max_num_seqs \(10\): each"
+    ):
+        engine_config_from_flags(parse("--max_num_seqs=10", "--max_num_batched_tokens=9"))
+    with pytest.raises(RequestError, match=r"^--n must be an integer"):
+        sampling_params_from_flags(parse("--n=0"))
+    with pytest.raises(
+        RequestError, match=r"^--top_p must be above 0, got 0; for greedy decoding set --temperature=0$"
+    ):
+        sampling_params_from_flags(parse("--top_p=0"))
+    with (
+        pytest.raises(
+            ConfigError, match=r"^the seed of a stop, --dtype='x'; --block_size, --num_blocks=2 and block_sizes$"
+        ),
+        errors_name_flags(),
+    ):
+        raise ConfigError("the seed of a stop, dtype='x'; block_size, --num_blocks=2 and block_sizes")
 
 
 def test_a_value_outside_a_closed_set_names_the_choices():

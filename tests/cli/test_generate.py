@@ -1,8 +1,10 @@
 import json
+import re
 
 import pytest
 from absl import flags
 from helpers.fake_llm import FakeLLM
+from helpers.tiny_checkpoint import write_checkpoint
 
 import photon_jax
 from photon_jax.cli import generate
@@ -86,13 +88,16 @@ def test_several_samples_are_printed_one_after_the_other(made, capsys):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ([], "give one of --prompt, --interactive and --prompts_file, got none"),
+        ([], "give one of --prompt, --interactive, --prompts_file and --describe, got none"),
         (["--prompt=a", "--interactive"], "got --prompt, --interactive"),
+        (["--describe", "--prompt=a"], "got --prompt, --describe"),
         (["--prompt=a", "--output_file=x"], "--output_file goes with --prompts_file"),
+        (["--prompt=a", "--logprobs=0"], "--logprobs goes with --prompts_file"),
+        (["--interactive", "--prompt_logprobs=2"], "--prompt_logprobs goes with --prompts_file"),
         (["--interactive", "--raw"], "--raw"),
         (["--prompt=a", "--raw", "--system=b"], "--raw"),
         (["--interactive", "--n=2"], "--n=2"),
-        (["--prompt=a", "--block_size=3"], "power of two"),
+        (["--prompt=a", "--block_size=3"], "--block_size must be a power of two"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused_before_the_model_is_loaded(made, arguments, match):
@@ -174,7 +179,7 @@ def test_a_prompts_file_is_answered_in_order(made, tmp_path, capsys):
     records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     assert [record["index"] for record in records] == [0, 1, 2, 3]
     assert [record["outputs"][0]["text"] for record in records] == ["CHAT ONE", "PLAIN", "CHAT TWO", "4 5"]
-    assert {door for door, _, _ in only(made).calls} == {"generate", "chat"}
+    assert [door for door, _, _ in only(made).calls] == ["generate"]  # all at once, in the file's order
     out, err = capsys.readouterr()
     assert out == "" and "tokens/s" in err
 
@@ -198,9 +203,46 @@ def test_messages_for_a_model_without_a_template_are_refused_before_anything_run
     made.options["has_template"] = False
     prompts = tmp_path / "in.jsonl"
     prompts.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n', encoding="utf-8")
-    with pytest.raises(RequestError, match="no chat template"):
+    with pytest.raises(RequestError, match=r"in\.jsonl, line 2 has messages, but the model has no chat template"):
         run_main(f"--prompts_file={prompts}")
     assert not only(made).calls
+
+
+@pytest.mark.parametrize(
+    ("third", "message"),
+    [
+        ({"messages": [{"role": "user", "content": "refused"}]}, "the chat template refuses the conversation"),
+        ({"messages": [{"role": "user", "content": "far too long"}]}, "prompt of 3 tokens is too long"),
+        ({"prompt": "far too long"}, "prompt of 3 tokens is too long"),
+    ],
+)
+@pytest.mark.parametrize("first", ['{"prompt": "a"}', ""])
+def test_a_request_that_is_refused_is_named_by_its_line_before_anything_runs(made, tmp_path, first, third, message):
+    made.options["longest"] = 2
+    prompts, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text(f"{first}\n\n{json.dumps(third)}\n", encoding="utf-8")
+    with pytest.raises(RequestError) as refused:
+        run_main(f"--prompts_file={prompts}", f"--output_file={results}")
+    assert str(refused.value) == f"{prompts}, line 3: {message}"
+    assert not results.exists()
+
+
+def test_describe_prints_the_model_card_and_loads_nothing(made, tmp_path, capsys):
+    write_checkpoint(tmp_path)
+    run_main(f"--model={tmp_path}", "--describe", "--dtype=bfloat16")
+    assert not made.llms
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["architecture"] == "LlamaForCausalLM"
+    assert lines["in memory"].endswith("bfloat16")
+
+
+def test_an_error_about_one_prompt_names_flags(made, monkeypatch):
+    def refuse(*_):
+        raise RequestError("a prompt of 9 tokens is above max_model_len (8)")
+
+    monkeypatch.setattr(FakeLLM, "_stream", refuse)
+    with pytest.raises(RequestError, match=r"above --max_model_len \(8\)"):
+        run_main("--prompt=a")
 
 
 def test_speed_line_gives_the_rate_after_the_first_token():

@@ -44,6 +44,63 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_the_llm_usable(llm, monkeypatch, 
     assert tokens_of(llm.generate(PROMPTS, PARAMS, progress=False)) == expected
 
 
+def answers(llm, door):
+    """Returns what a door gives for the prompts, as plain values."""
+    if door == "generate":
+        return tokens_of(llm.generate(PROMPTS, PARAMS, progress=False))
+    if door == "stream":
+        return tokens_of([*llm.stream(PROMPTS[1], PARAMS)])
+    return [(each.logprobs.tolist(), each.is_greedy.tolist()) for each in llm.score(PROMPTS, progress=False)]
+
+
+@pytest.fixture
+def break_off(llm, monkeypatch):
+    """Returns a function that lets the runner fail once, before or after its n-th launch or collection."""
+
+    def arm(method, *, is_after, step, fault):
+        real, calls = getattr(llm._started.runner, method), []
+
+        def broken(argument):
+            calls.append(argument)
+            if len(calls) == step and not is_after:
+                raise fault
+            value = real(argument)
+            if len(calls) == step:
+                raise fault
+            return value
+
+        monkeypatch.setattr(llm._started.runner, method, broken)
+
+    return arm
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), RuntimeError("the device failed")])
+@pytest.mark.parametrize(("method", "is_after"), [("launch", False), ("launch", True), ("collect", False)])
+@pytest.mark.parametrize("door", ["generate", "stream", "score"])
+def test_a_step_that_breaks_off_loses_no_buffer_at_any_door(llm, break_off, door, method, is_after, fault):
+    expected = answers(llm, door)
+    break_off(method, is_after=is_after, step=2, fault=fault)  # after a launch the cache is given away
+    with pytest.raises(type(fault)):
+        answers(llm, door)
+    scheduler = llm._started.engine.scheduler
+    scheduler.check_integrity()
+    assert not scheduler.has_unfinished
+    assert scheduler.num_free_blocks == ENGINE_FIELDS["num_blocks"] - 1
+    assert answers(llm, door) == expected
+
+
+@pytest.mark.parametrize("method", ["launch", "collect"])
+def test_a_stream_goes_on_to_the_same_tokens_when_a_score_beside_it_is_interrupted(llm, break_off, method):
+    expected = answers(llm, "stream")
+    stream = llm.stream(PROMPTS[1], PARAMS)
+    seen = tokens_of([next(stream) for _ in range(3)])
+    break_off(method, is_after=method == "launch", step=1, fault=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        llm.score(PROMPTS, progress=False)
+    assert (seen + tokens_of(stream))[-1] == expected[-1]
+    llm._started.engine.scheduler.check_integrity()
+
+
 def test_threads_share_one_llm(llm):
     expected = tokens_of(llm.generate(PROMPTS, PARAMS, progress=False))
     results = {}

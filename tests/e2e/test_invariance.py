@@ -1,13 +1,18 @@
 """The tokens and log-probabilities of a request depend on the request alone, bit by bit."""
 
+import dataclasses
+
 import jax
+import numpy as np
 import pytest
-from helpers.invariance import BLOCK_SIZE, Tally, World, run_schedule
+from helpers.invariance import BLOCK_SIZE, Tally, World, run_schedule, without_extras
+from helpers.tiny_model import tiny_config
 
 from photon_jax.cache import prefix_cache
-from photon_jax.engine import input_builder, runner
+from photon_jax.engine import controls, input_builder, runner
 from photon_jax.engine.step import step
 from photon_jax.models import decoder
+from photon_jax.models.config import QuantizationConfig
 from photon_jax.scheduler.scheduler import Scheduler
 
 NUM_SCHEDULES = 300
@@ -28,6 +33,24 @@ def test_requests_do_not_depend_on_their_company(world):
     assert tally.with_prefix_hits >= 0.5 * NUM_SCHEDULES, tally
     assert len(tally.token_buckets) >= 3, tally
     assert tally.aborts >= 0.3 * NUM_SCHEDULES, tally
+    assert tally.with_overlap >= 0.4 * NUM_SCHEDULES, tally
+
+
+def test_requests_do_not_depend_on_their_company_with_int8_weights():
+    quantization = QuantizationConfig(group_size=64, has_embedding=True)  # the layers' 96 inputs are a group and a half
+    world, tally = World(num_requests=20, config=tiny_config(quantization=quantization)), Tally()
+    for seed in range(10):
+        run_schedule(world, seed, tally)
+    assert tally.with_preemption >= 4 and tally.with_chunks >= 4 and tally.with_prefix_hits >= 4, tally
+
+
+def test_requests_do_not_depend_on_how_many_steps_a_dispatch_runs(world):
+    """Several steps run only where all requests are plain."""
+    plain, tally = world.with_requests([without_extras(request) for request in world.requests]), Tally()
+    for seed in range(100):
+        run_schedule(plain, seed, tally)
+    assert tally.with_multi_steps >= 35 and tally.with_overlap >= 35, tally
+    assert tally.with_preemption >= 50 and tally.with_prefix_hits >= 50 and tally.aborts >= 30, tally
 
 
 def expect_red(world, num_schedules=60):
@@ -37,13 +60,13 @@ def expect_red(world, num_schedules=60):
 
 
 def test_noise_keyed_by_row_turns_it_red(world, monkeypatch):
-    fill_row = input_builder.InputBuilder._fill_row
+    fill_rows = input_builder.InputBuilder._fill_rows
 
-    def keyed_by_row(self, views, row, item, start):
-        fill_row(self, views, row, item, start)
-        views["sample_positions"][row] = row
+    def keyed_by_row(self, views, slots, *facts):
+        fill_rows(self, views, slots, *facts)
+        views["sample_positions"][: len(slots)] = np.arange(len(slots))
 
-    monkeypatch.setattr(input_builder.InputBuilder, "_fill_row", keyed_by_row)
+    monkeypatch.setattr(input_builder.InputBuilder, "_fill_rows", keyed_by_row)
     expect_red(world)
 
 
@@ -67,25 +90,32 @@ def test_block_digests_without_their_parent_turn_it_red(world, monkeypatch):
 
 
 def test_a_stale_token_on_the_device_turns_it_red(world, monkeypatch):
-    fill_row = input_builder.InputBuilder._fill_row
+    def always_continues(self, slots, starts, counts, admissions):
+        return counts == 1
 
-    def always_continues(self, views, row, item, start):
-        fill_row(self, views, row, item, start)
-        views["continues"][row] = item.num_new_tokens == 1
-
-    monkeypatch.setattr(input_builder.InputBuilder, "_fill_row", always_continues)
+    monkeypatch.setattr(input_builder.InputBuilder, "_continues", always_continues)
     expect_red(world)
 
 
 def test_stop_ids_masked_one_token_too_long_turns_it_red(world, monkeypatch):
-    fill_row = input_builder.InputBuilder._fill_row
+    fill_rows = input_builder.InputBuilder._fill_rows
 
-    def masks_in_company(self, views, row, item, start):
-        fill_row(self, views, row, item, start)
-        views["masks_stops"][row] |= row > 0
+    def masks_in_company(self, views, slots, *facts):
+        fill_rows(self, views, slots, *facts)
+        views["masks_stops"][1 : len(slots)] = 1
 
-    monkeypatch.setattr(input_builder.InputBuilder, "_fill_row", masks_in_company)
+    monkeypatch.setattr(input_builder.InputBuilder, "_fill_rows", masks_in_company)
     expect_red(world, num_schedules=300)
+
+
+def test_counting_only_the_prompt_after_a_preemption_turns_it_red(world, monkeypatch):
+    control_row = controls._control_row
+
+    def forget_output(seq, vocab_size):
+        return control_row(dataclasses.replace(seq, token_ids=list(seq.request.prompt_token_ids)), vocab_size)
+
+    monkeypatch.setattr(controls, "_control_row", forget_output)
+    expect_red(world)
 
 
 def test_whole_arrays_and_plain_sums_instead_of_tiles_turn_it_red(world, monkeypatch):

@@ -188,7 +188,7 @@ class BurstEngine:
 
     def __init__(self, text, burst):
         self.scheduler = make_scheduler()
-        self.last_plan = StepPlan(())
+        self.last_plan, self.weights_version = StepPlan(()), 0
         self._tokens, self._burst = text.encode(), burst
 
     def step(self):

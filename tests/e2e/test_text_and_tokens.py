@@ -2,6 +2,7 @@
 
 import logging
 
+import jax
 import numpy as np
 import pytest
 from helpers.byte_tokenizer import ByteTokenizer
@@ -18,6 +19,7 @@ from helpers.tiny_checkpoint import (
 )
 
 from photon_jax import LLM, RequestError, SamplingParams
+from photon_jax.describe import describe_checkpoint
 from photon_jax.prompts import as_list, encode_prompt, params_for_each
 from photon_jax.text.pieces import byte_level_alphabet
 
@@ -196,18 +198,40 @@ def test_end_of_one_place_alone_still_ends_a_sequence(llm):
 
 def test_generation_config_fills_what_is_not_given_and_the_values_used_come_back(make_llm):
     generation_config = {"temperature": 0.25, "top_p": 0.75, "top_k": None, "do_sample": True, "max_length": 5}
-    reading = make_llm(generation_config=generation_config)
-    ignoring = make_llm(generation_config=generation_config, use_generation_config=False)
+    reading = make_llm(generation_config={**generation_config, "repetition_penalty": 1.5})
+    ignoring = make_llm(generation_config={**generation_config, "min_p": "wrong"}, use_generation_config=False)
 
-    def used(llm, **given):
-        (output,) = llm.generate([SAY_WORDS], SamplingParams(max_tokens=2, **given), progress=False)
-        params = output.sampling_params
-        return params.temperature, params.top_p, params.top_k, params.min_p
+    assert used(reading) == (0.25, 0.75, 0, 0.0, 1.5)
+    assert used(reading, top_p=1.0, min_p=0.5) == (0.25, 1.0, 0, 0.5, 1.5)
+    assert used(reading, temperature=0.0, top_k=3, repetition_penalty=1.0) == (0.0, 0.75, 3, 0.0, 1.0)
+    assert used(ignoring) == (1.0, 1.0, 0, 0.0, 1.0)
+    assert ignoring.describe().generation_defaults == {}
 
-    assert used(reading) == (0.25, 0.75, 0, 0.0)
-    assert used(reading, top_p=1.0, min_p=0.5) == (0.25, 1.0, 0, 0.5)
-    assert used(reading, temperature=0.0, top_k=3) == (0.0, 0.75, 3, 0.0)
-    assert used(ignoring) == (1.0, 1.0, 0, 0.0)
+
+def used(llm, **given):
+    """Returns the sampling parameters that came back, the same from each door."""
+    params = SamplingParams(max_tokens=2, **given)
+    (output,) = llm.generate([SAY_WORDS], params, progress=False)
+    *_, streamed = llm.stream([SAY_WORDS], params)
+    assert streamed.sampling_params == output.sampling_params
+    found = output.sampling_params
+    return found.temperature, found.top_p, found.top_k, found.min_p, found.repetition_penalty
+
+
+def test_do_sample_false_is_greedy_unless_a_temperature_is_given(make_llm):
+    llm = make_llm(generation_config={"do_sample": False, "temperature": 0.7, "top_k": 9})
+    assert used(llm) == (0.0, 1.0, 9, 0.0, 1.0)
+    assert used(llm, temperature=0.7, top_k=0) == (0.7, 1.0, 0, 0.0, 1.0)
+    (output,) = llm.generate([SAY_WORDS], progress=False)
+    assert output.outputs[0].token_ids == WORD_IDS
+    assert llm.describe().generation_defaults == {"temperature": 0.0, "top_k": 9}
+
+
+def test_a_model_that_runs_gives_the_card_of_its_folder(llm):
+    card = llm.describe()
+    assert card == describe_checkpoint(card.path, dtype="float32")
+    resident = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.params))
+    assert sum(card.memory_bytes.values()) == resident
 
 
 # prompts
@@ -311,5 +335,5 @@ def test_params_are_for_all_prompts_or_one_for_each():
     assert params_for_each([], 0) == []
     with pytest.raises(RequestError, match="1 sampling_params for 2 prompts"):
         params_for_each([one], 2)
-    with pytest.raises(RequestError, match="got 'n' in the list"):
+    with pytest.raises(RequestError, match=r"got \{'n': 2\}"):
         params_for_each({"n": 2}, 1)

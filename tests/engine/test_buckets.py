@@ -1,5 +1,6 @@
 """Buckets cover the scheduler's limits, and the smallest one that holds a plan is chosen."""
 
+import dataclasses
 import itertools
 import random
 
@@ -24,18 +25,25 @@ LIMITS = ((1, 1), (1, 7), (2, 512), (7, 7), (8, 8), (9, 20), (31, 33), (32, 64),
 GEOMETRIES = ((1, 40), (4, 300), (16, 2048), (64, 1000), (64, 64), (128, 130))  # block size, max_model_len
 
 
-def make_plan(counts, *, num_blocks=1, score_row=None, temperature=1.0):
+def make_plan(counts, *, num_blocks=1, score_row=None, temperature=1.0, logprobs=None):
     rows = []
     for row, count in enumerate(counts):
         request = Request(
             request_id=str(row),
             prompt_token_ids=(1,) * count,
-            params=SamplingParams(max_tokens=1, temperature=temperature),
+            params=SamplingParams(
+                max_tokens=1,
+                temperature=temperature,
+                logprobs=logprobs if row == 0 else None,
+                prompt_logprobs=logprobs if row == score_row else None,
+            ),
             score=row == score_row,
         )
         blocks = list(range(1, 1 + num_blocks)) if row == 0 else [1]
-        seq = SequenceState(request=request, arrival=row, token_ids=[1] * count, max_num_blocks=9, block_ids=blocks)
-        rows.append(ScheduledSequence(seq, 0, count, True))
+        seq = SequenceState(
+            request=request, arrival=row, token_ids=[1] * count, max_num_slots=count, max_num_blocks=9, block_ids=blocks
+        )
+        rows.append(ScheduledSequence(seq, 0, count, 1, seq.admission))
     return StepPlan(tuple(rows))
 
 
@@ -62,7 +70,7 @@ def test_the_largest_bucket_covers_what_the_scheduler_may_plan():
 def test_plans_at_every_limit_have_a_layout_that_holds_them():
     for config, layout, max_len, spec in every_spec():
         rng = random.Random(str(spec))
-        everything = {has: set(spec.layouts(has_scores=has)) for has in (False, True)}
+        everything = set(spec.layouts())
         seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
         shares = [[tokens - seqs + 1, *[1] * (seqs - 1)], [1] * seqs, [1], [tokens]]
         for _ in range(4):
@@ -71,10 +79,11 @@ def test_plans_at_every_limit_have_a_layout_that_holds_them():
             shares.append(counts)
         for counts in shares:
             num_blocks = rng.randint(1, layout.blocks_for(max_len))
-            score_row = rng.choice([None, 0])
-            chosen = spec.choose(make_plan(counts, num_blocks=num_blocks, score_row=score_row))
-            assert chosen.has_scores == (score_row == 0)
-            assert chosen in everything[chosen.has_scores], chosen
+            score_row, logprobs = rng.choice([None, 0]), rng.choice([None, 0, 1, 20])
+            chosen = spec.choose(make_plan(counts, num_blocks=num_blocks, score_row=score_row, logprobs=logprobs))
+            assert chosen.has_scores == (score_row == 0 and counts[0] > 1)
+            assert chosen.has_top == bool(logprobs)
+            assert chosen in everything, chosen
             assert chosen.num_tokens >= sum(counts)
             assert chosen.num_rows >= len(counts)
             assert chosen.table_width >= num_blocks
@@ -83,7 +92,7 @@ def test_plans_at_every_limit_have_a_layout_that_holds_them():
 
 def test_layouts_are_those_that_can_be_chosen_each_once():
     for _, _, _, spec in every_spec():
-        layouts = spec.layouts(has_scores=False)
+        layouts = spec.plain_layouts()
         sizes = {(rows, rows, 1) for rows in spec.decode_rows}
         sizes |= {(tokens, spec.mixed_rows, spec.tiles.query_tile) for tokens in spec.mixed_tokens}
         kinds = (False, True) if spec.has_greedy_programs else (False,)
@@ -92,14 +101,23 @@ def test_layouts_are_those_that_can_be_chosen_each_once():
         assert sorted(found) == sorted(wanted), spec
         assert layouts[0].num_tokens == spec.mixed_tokens[-1]  # the largest is compiled first
         assert layouts[0].table_width == spec.table_widths[-1]
-        assert not any(layout.has_scores for layout in layouts)
+        assert spec.layouts()[: len(layouts)] == layouts
+        assert len(set(spec.layouts())) == len(spec.layouts())
+
+
+def test_steps_with_scores_have_programs_of_mixed_steps_only():
+    for _, _, _, spec in every_spec():
+        kinds = {(lay.num_tokens, lay.num_rows, lay.has_top) for lay in spec.layouts() if lay.has_scores}
+        assert kinds == {(tokens, spec.mixed_rows, top) for tokens in spec.mixed_tokens for top in (False, True)}
+        has_any = [lay for lay in spec.layouts() if lay.has_scores or lay.has_top]
+        assert not any(lay.is_greedy for lay in has_any)
 
 
 def test_tokens_and_rows_fill_whole_row_tiles():
     for _, _, _, spec in every_spec():
         if spec.tiles.query_tile == buckets_module.LARGE_QUERY_TILE and len(spec.tiles.row_tiles) == 1:
             continue  # padded buckets: their ops know no row tiles
-        for layout in spec.layouts(has_scores=True):
+        for layout in spec.layouts():
             assert layout.num_tokens % layout.row_tile == 0, layout
             assert layout.num_rows % min(layout.row_tile, layout.num_rows) == 0, layout
 
@@ -157,3 +175,19 @@ def test_a_plan_beyond_the_largest_bucket_is_a_bug_that_says_so():
 )
 def test_row_tile_is_the_smallest_that_covers_the_rows_else_the_largest(num_rows, expected):
     assert TileChoice((2, 8, 32)).row_tile(num_rows) == expected
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [3, 1]])
+def test_steps_that_sample_under_controls_have_programs_of_their_own(counts):
+    for *_, spec in every_spec():
+        if spec.decode_rows[-1] < len(counts) or spec.mixed_tokens[-1] < sum(counts):
+            continue
+        plan = make_plan(counts, temperature=0.0)
+        request = dataclasses.replace(plan.scheduled[0].seq.request, params=SamplingParams(presence_penalty=0.5))
+        seq = SequenceState(
+            request=request, arrival=0, token_ids=[1] * 3, max_num_slots=3, max_num_blocks=9, block_ids=[1]
+        )
+        samples, chunk = ((plan.scheduled[0]._replace(seq=seq, num_sampled=count)) for count in (1, 0))
+        chosen = spec.choose(StepPlan((samples, plan.scheduled[1])))
+        assert chosen.has_controls and not chosen.is_greedy and chosen in spec.layouts()
+        assert not spec.choose(StepPlan((chunk, plan.scheduled[1]))).has_controls

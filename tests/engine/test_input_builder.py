@@ -26,7 +26,9 @@ def make_sequence(arrival, slot, num_prompt, *, output=(), blocks=(), fields=Non
         request=dataclasses.replace(request, **(fields or {})),
         arrival=arrival,
         token_ids=[*prompt, *output],
+        max_num_slots=99,
         max_num_blocks=9,
+        admission=arrival,
         block_ids=list(blocks),
         state_slot=slot,
     )
@@ -41,7 +43,7 @@ def build(builder, *rows, layout=LAYOUT):
     scheduled = []
     for seq, start, count in rows:
         samples = start + count == seq.num_tokens and not seq.request.score
-        scheduled.append(ScheduledSequence(seq, start, count, samples))
+        scheduled.append(ScheduledSequence(seq, start, count, int(samples), seq.admission))
     return host_views(builder.build(StepPlan(tuple(scheduled)), layout), input_fields(layout))
 
 
@@ -157,11 +159,11 @@ def test_a_preempted_sequence_that_is_computed_again_does_not_continue_from_an_o
     seq = make_sequence(1, 1, 3, blocks=(1,))
     build(builder, (seq, 0, 3))
     seq.token_ids += [50, 51]
-    seq.block_ids = [2, 3]
+    seq.block_ids, seq.admission = [2, 3], 7
     # preempted after position 3 was sampled, and back in the same slot: a chunk of one token, then one of two
     assert build(builder, (seq, 0, 1))["continues"][0] == 0
     assert build(builder, (seq, 1, 2))["continues"][0] == 0
-    seq.state_slot = 4  # and again, into another slot
+    seq.state_slot, seq.admission = 4, 8  # and again, into another slot
     assert build(builder, (seq, 4, 1), layout=DECODE)["continues"][0] == 0
     seq.token_ids.append(52)
     views = build(builder, (seq, 5, 1), layout=DECODE)
@@ -200,3 +202,58 @@ def test_every_step_has_a_buffer_of_its_own():
     build(builder, (seq, 2, 1))
     for name, view in first.items():
         np.testing.assert_array_equal(view, kept[name], err_msg=name)
+
+
+def test_a_dispatch_of_several_steps_holds_the_first_and_how_many_each_row_takes():
+    layout = dataclasses.replace(DECODE, num_steps=4)
+    builder = make_builder()
+    first = make_sequence(1, 2, 3, blocks=(1, 2), min_tokens=3)
+    second = make_sequence(2, 1, 5, output=(7,), blocks=(3, 4, 5))
+    rows = (ScheduledSequence(first, 2, 4, 4, 1), ScheduledSequence(second, 5, 2, 2, 2))
+    views = host_views(builder.build(StepPlan(rows, num_steps=4), layout), input_fields(layout))
+    np.testing.assert_array_equal(views["num_steps"], [4, 2, 0, 0])
+    np.testing.assert_array_equal(views["num_masked_steps"], [3, 0, 0, 0])
+    np.testing.assert_array_equal(views["token_ids"], [102, 7, 0, 0])
+    np.testing.assert_array_equal(views["positions"], [2, 5, 0, 0])
+    np.testing.assert_array_equal(views["sample_positions"], [3, 6, 0, 0])
+    np.testing.assert_array_equal(views["counts"], [2, 2, 2])
+    # the next one continues where the last step of each row ends, before the host knows those tokens
+    rows = (ScheduledSequence(first, 6, 1, 1, 1), ScheduledSequence(second, 7, 1, 1, 2))
+    views = host_views(builder.build(StepPlan(rows), DECODE), input_fields(DECODE))
+    np.testing.assert_array_equal(views["continues"], [1, 1, 0, 0])
+
+
+def test_a_row_whose_token_is_nowhere_is_refused():
+    seq = make_sequence(1, 1, 3, blocks=(1,))
+    seq.num_pending = 1
+    with pytest.raises(AssertionError, match="neither here nor there"):
+        make_builder().build(StepPlan((ScheduledSequence(seq, 3, 1, 1, 1),)), DECODE)
+
+
+def test_block_tables_grow_by_what_was_added_and_widen():
+    layout = dataclasses.replace(DECODE, table_width=40)
+    builder = make_builder()
+    seq = make_sequence(1, 1, 3, blocks=(1,))
+    build(builder, (seq, 2, 1), layout=layout)
+    for count in (2, 16, 17, 40):
+        seq.block_ids = list(range(1, count + 1))
+        table = build(builder, (seq, 2, 1), layout=layout)["block_tables"][0]
+        np.testing.assert_array_equal(table, [*range(1, count + 1), *[0] * (40 - count)])
+    seq.block_ids, seq.admission = [9], 2
+    np.testing.assert_array_equal(build(builder, (seq, 2, 1), layout=layout)["block_tables"][0], [9] + [0] * 39)
+
+
+def test_only_rows_that_sample_under_controls_have_a_control_slot():
+    plain = make_sequence(1, 3, 5, output=(7,), blocks=(9, 2))
+    penalized = make_sequence(2, 4, 3, blocks=(5,), presence_penalty=0.5)
+    chunk = make_sequence(3, 1, 20, blocks=(1, 3, 4, 6, 8), logit_bias={1: 1.0})
+    rows = tuple(
+        ScheduledSequence(seq, start, count, samples, seq.admission)
+        for seq, start, count, samples in ((plain, 5, 1, 1), (penalized, 0, 3, 1), (chunk, 0, 7, 0))
+    )
+    layout = dataclasses.replace(LAYOUT, has_controls=True)
+    buffer = make_builder().build(StepPlan(rows), layout, (0, 2, 0))
+    views = host_views(buffer, input_fields(layout))
+    np.testing.assert_array_equal(views["control_slots"], [0, 4, 0, 0])
+    np.testing.assert_array_equal(views["processor_ids"], [0, 2, 0, 0])
+    assert not build(make_builder(), (penalized, 0, 3), layout=LAYOUT)["control_slots"].size

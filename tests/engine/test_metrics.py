@@ -33,6 +33,7 @@ def test_ledger_says_where_the_memory_went():
     ledger = MemoryLedger(
         weight_bytes=3 << 20,
         cache_bytes=5 << 20,
+        control_bytes=2 << 20,
         workspace_bytes=7 << 20,
         num_blocks=11,
         block_size=64,
@@ -40,6 +41,12 @@ def test_ledger_says_where_the_memory_went():
         max_request_tokens=512,
     )
     text = str(ledger)
-    for part in ("weights 3 MiB", "KV cache 5 MiB", "10 blocks of 64 tokens = 640 tokens", "workspace 7 MiB"):
+    for part in (
+        "weights 3 MiB",
+        "KV cache 5 MiB",
+        "10 blocks of 64 tokens = 640 tokens",
+        "workspace 7 MiB",
+        "controls 2 MiB",
+    ):
         assert part in text, part
     assert text.endswith("longest request 512 tokens")

@@ -32,9 +32,9 @@ def run(started, requests):
 
 def request_of(name, prompt_len, **params):
     ids = tuple(np.random.default_rng(prompt_len).integers(258, size=prompt_len).tolist())
-    score = params.pop("score", False)
+    fields = {name: params.pop(name) for name in ("score", "score_start") if name in params}
     resolved = SamplingParams(**({"max_tokens": 6} | params)).resolve({})
-    return Request(request_id=name, prompt_token_ids=ids, params=resolved, stop_token_ids=(257, 5), score=score)
+    return Request(request_id=name, prompt_token_ids=ids, params=resolved, stop_token_ids=(257, 5), **fields)
 
 
 def every_kind_of_request(tag):
@@ -46,6 +46,13 @@ def every_kind_of_request(tag):
         request_of(f"{tag}min-p", 31, min_p=0.2, temperature=0.3),
         request_of(f"{tag}all", 33, top_k=9, top_p=0.9, min_p=0.01, temperature=1.7, min_tokens=4),
         request_of(f"{tag}score", 40, score=True, max_tokens=1),
+        request_of(f"{tag}continuation", 41, score=True, score_start=40, max_tokens=1),
+        request_of(f"{tag}penalties", 5, repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=-0.5),
+        request_of(f"{tag}bias", 37, logit_bias={3: 1.0}, logprobs=2),
+        request_of(f"{tag}allowed", 18, allowed_token_ids=range(100), temperature=0.0, min_tokens=2),
+        request_of(f"{tag}logprobs", 3, logprobs=2, logprobs_kind="sampling", top_k=4),
+        request_of(f"{tag}prompt logprobs", 35, prompt_logprobs=3, temperature=0.0),
+        request_of(f"{tag}prompt and logprobs", 34, prompt_logprobs=20, logprobs=20),
         request_of(f"{tag}again", 70),
         request_of(f"{tag}one", 1),
     ]
@@ -58,8 +65,9 @@ def has_room_for_a_copy(compiled: jax.stages.Compiled, cache: jax.Array) -> bool
 
 def check_no_copies(started):
     cache = started.runner.cache
-    layouts = started.runner.buckets.layouts(has_scores=True) + started.runner.buckets.layouts(has_scores=False)
-    for layout in layouts:
+    buckets = started.runner.buckets
+    largest = [layout for layout in buckets.layouts() if layout.num_tokens == buckets.mixed_tokens[-1]]
+    for layout in dict.fromkeys(buckets.plain_layouts() + largest):
         compiled = started.runner.compile(layout)
         assert not has_room_for_a_copy(compiled, cache.k), layout
         assert compiled.memory_analysis().alias_size_in_bytes >= cache.k.nbytes + cache.v.nbytes, layout

@@ -49,7 +49,7 @@ def make_buffer(*rows, layout=LAYOUT, **fields):
 
 def run(cache, state, buffer, layout=LAYOUT):
     """Returns the results on the host, and the new cache and state."""
-    outputs, cache, state = jit_step(tiny_params(), cache, state, jnp.asarray(buffer), layout=layout, config=CONFIG)
+    outputs, cache, state, _ = jit_step(tiny_params(), cache, state, jnp.asarray(buffer), layout=layout, config=CONFIG)
     return host_views(np.array(outputs), output_fields(layout)), cache, state
 
 

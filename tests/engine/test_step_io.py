@@ -11,6 +11,7 @@ from photon_jax.engine.step import unpack
 from photon_jax.request import MAX_STOP_IDS
 from photon_jax.step_io import (
     STOP_IDS_WIDTH,
+    TOP_WIDTH,
     StepInputs,
     StepLayout,
     StepOutputs,
@@ -20,7 +21,16 @@ from photon_jax.step_io import (
     packed_size,
 )
 
-LAYOUT = StepLayout(num_tokens=24, num_rows=5, table_width=3, query_tile=16, row_tile=8, has_scores=True)
+LAYOUT = StepLayout(
+    num_tokens=24,
+    num_rows=5,
+    table_width=3,
+    query_tile=16,
+    row_tile=8,
+    has_scores=True,
+    has_top=True,
+    has_controls=True,
+)
 
 
 def fill(views, seed=0):
@@ -51,7 +61,7 @@ def test_views_share_the_buffer_and_cover_it_without_overlap():
     for fields in (input_fields(LAYOUT), output_fields(LAYOUT)):
         buffer = np.zeros(packed_size(fields), np.int32)
         for number, view in enumerate(host_views(buffer, fields).values(), start=1):
-            assert np.shares_memory(view, buffer)
+            assert np.shares_memory(view, buffer) or not view.size
             view.view(np.int32)[...] += number  # a second visit would give a sum
         expected = np.repeat(np.arange(1, len(fields) + 1), [field.size for field in fields])
         np.testing.assert_array_equal(buffer, expected)
@@ -70,11 +80,21 @@ def test_fields_have_the_shapes_of_the_layout():
     assert STOP_IDS_WIDTH >= MAX_STOP_IDS
 
 
-def test_scores_take_room_only_where_a_layout_has_them():
-    plain = dataclasses.replace(LAYOUT, has_scores=False)
+def test_scores_and_most_likely_tokens_take_room_only_where_a_layout_has_them():
+    plain = dataclasses.replace(LAYOUT, has_scores=False, has_top=False)
     assert packed_size(input_fields(LAYOUT)) - packed_size(input_fields(plain)) == 24
-    assert [field.name for field in output_fields(plain)] == list(StepOutputs._fields[:2])
-    assert [field.name for field in output_fields(LAYOUT)] == list(StepOutputs._fields)
+    names = {
+        (False, False): ["token_ids", "logprobs"],
+        (True, False): ["token_ids", "logprobs", "score_logprobs", "score_is_greedy"],
+        (False, True): ["token_ids", "logprobs", "top_ids", "top_logprobs"],
+        (True, True): list(StepOutputs._fields),
+    }
+    for (has_scores, has_top), expected in names.items():
+        fields = output_fields(dataclasses.replace(LAYOUT, has_scores=has_scores, has_top=has_top))
+        assert [field.name for field in fields] == expected
+    shapes = {field.name: field.shape for field in output_fields(LAYOUT)}
+    assert shapes["top_ids"] == shapes["top_logprobs"] == (5, TOP_WIDTH)
+    assert shapes["score_top_ids"] == shapes["score_top_logprobs"] == (24, TOP_WIDTH)
 
 
 @pytest.mark.parametrize("query_tile", [1, 4, 16])

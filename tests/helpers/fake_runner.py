@@ -5,6 +5,7 @@ the runner holds in each slot a fingerprint of the prefix that ends there; a ste
 anything else than its own prefix fails at once.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -12,10 +13,11 @@ import numpy as np
 
 from photon_jax.cache.layout import NULL_BLOCK_ID, CacheLayout
 from photon_jax.config import CacheConfig, SchedulerConfig
-from photon_jax.request import FinishReason, Request, SamplingParams, TokenDelta
-from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
+from photon_jax.request import FinishReason, PromptLogprobs, Request, SamplingParams, TokenDelta
+from photon_jax.scheduler.plan import StepPlan, StepResult
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.scheduler.sequence import SequenceState
+from photon_jax.step_io import TOP_WIDTH
 
 VOCAB_SIZE = 101
 _PRIME = 2**61 - 1
@@ -35,6 +37,12 @@ def score(token_id: int, position: int, target_id: int) -> tuple[float, bool]:
     """Returns log-probability and is-greedy of `target_id` after `token_id` at `position`."""
     value = (token_id * 13 + position * 5 + target_id * 3) % 127
     return -value / 8, value % 2 == 0
+
+
+def top_tokens(token_id: int, position: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids i32[W] and log-probabilities f32[W] of the most likely tokens after `token_id` at `position`."""
+    ids = (token_id * 3 + position * 11 + np.arange(TOP_WIDTH, dtype=np.int32) * 5) % VOCAB_SIZE
+    return ids.astype(np.int32), -np.arange(TOP_WIDTH, dtype=np.float32) - token_id / 128
 
 
 def expected_output(request: Request) -> tuple[list[int], FinishReason]:
@@ -62,9 +70,17 @@ def expected_scores(prompt: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([p[0] for p in pairs], np.float32), np.array([p[1] for p in pairs], np.bool_)
 
 
+def expected_tops(tokens: Sequence[int], num_top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids i32[n k] and log-probabilities f32[n k] of the most likely tokens after each token but the last."""
+    rows = [top_tokens(token, position) for position, token in enumerate(tokens[:-1])]
+    ids = np.array([row[0][:num_top] for row in rows], np.int32).reshape(len(rows), num_top)
+    return ids, np.array([row[1][:num_top] for row in rows], np.float32).reshape(len(rows), num_top)
+
+
 def make_request(request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: object) -> Request:
-    """Returns a request; `min_tokens` goes to its params, the other fields to the request."""
-    params = SamplingParams(max_tokens=max_tokens, min_tokens=fields.pop("min_tokens", 0))
+    """Returns a request; the fields of its params go there, the others to the request."""
+    given = {name: fields.pop(name) for name in ("min_tokens", "logprobs", "prompt_logprobs") if name in fields}
+    params = SamplingParams(max_tokens=max_tokens, **given)
     return Request(request_id=request_id, prompt_token_ids=tuple(prompt), params=params, **fields)
 
 
@@ -76,11 +92,15 @@ def make_scheduler(
     max_num_batched_tokens: int = 16,
     max_waiting: int = 100_000,
     max_model_len: int = 1000,
+    max_steps: int = 1,
     prefix: bool = True,
 ) -> Scheduler:
     """Returns a scheduler over a small pool; `num_blocks` counts the null block."""
     config = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_waiting=max_waiting,
+        max_steps_per_dispatch=max_steps,
     )
     cache = CacheConfig(block_size=block_size, num_blocks=num_blocks, enable_prefix_caching=prefix)
     layout = CacheLayout(num_blocks=num_blocks, block_size=block_size)
@@ -100,58 +120,110 @@ class FakeRunner:
         self._check_cache = check_cache
         self._slots = np.full(layout.num_blocks * layout.block_size, -1, np.int64)
         self._prints: dict[SequenceState, list[int]] = {}
+        self._sampled: dict[SequenceState, dict[int, int]] = {}  # position -> token, as the device has them
+        self._ended: set[int] = set()  # admissions whose sequence met a stop id
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Returns what the step gives, rows that don't sample and tokens that nobody scores filled with poison."""
-        self.num_computed_tokens += plan.num_tokens
-        if self._check_cache:
-            for item in plan.scheduled:
-                self._write(item)
-            for item in plan.scheduled:
-                self._verify(item)
-        num_rows = len(plan.scheduled)
-        token_ids = np.full(num_rows, -12345, np.int32)
-        logprobs = np.full((num_rows, 3), np.nan, np.float32)
-        for row, item in enumerate(plan.scheduled):
-            if item.samples:
-                position = item.start + item.num_new_tokens - 1
-                token_ids[row] = next_token(item.seq.token_ids[position], position)
-                logprobs[row] = token_logprobs(item.seq.token_ids[position], position)
-        if not any(item.seq.request.score for item in plan.scheduled):
-            return StepResult(token_ids, logprobs)
-        return StepResult(token_ids, logprobs, *self._scores(plan))
+        """Returns what the step gives, rows that don't sample and tokens that nobody scores filled with poison.
 
-    def _scores(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
+        It computes at once, as a device does that never looks at the host: tokens that the host does not know yet come
+        from the steps before, and what a sequence became meanwhile does not matter.
+        """
+        self.num_computed_tokens += plan.num_tokens
+        num_rows = len(plan.scheduled)
+        entries = num_rows * plan.num_steps
+        token_ids, logprobs = np.full(entries, -12345, np.int32), np.full((entries, 3), np.nan, np.float32)
+        top_ids, top_logprobs = _poison(entries)
+        for item in plan.scheduled:
+            if item.admission in self._ended and self._check_cache:  # the one step too many computes anything
+                self._slots[self._slot_mapping(item.seq, item.start + item.num_new_tokens)[item.start :]] = -7
+        for index in range(plan.num_steps):
+            rows = [row for row, item in enumerate(plan.scheduled) if index < item.num_new_tokens]
+            live = [row for row in rows if plan.scheduled[row].admission not in self._ended]
+            self._compute([_sub_row(plan, row, index) for row in live])
+            for row in live:
+                item, entry = plan.scheduled[row], index * num_rows + row
+                if not item.samples:
+                    continue
+                position = _sub_row(plan, row, index)[2] - 1
+                token_id = self._token(item.seq, position)
+                token_ids[entry] = new = next_token(token_id, position)
+                logprobs[entry] = token_logprobs(token_id, position)
+                top_ids[entry], top_logprobs[entry] = top_tokens(token_id, position)
+                self._sampled.setdefault(item.seq, {})[position + 1] = new
+                request = item.seq.request
+                num_output = position + 2 - len(request.prompt_token_ids)
+                if new in request.stop_token_ids and num_output > request.params.min_tokens:
+                    self._ended.add(item.admission)
+        return self._result(plan, StepResult(token_ids, logprobs, top_ids, top_logprobs))
+
+    def _result(self, plan: StepPlan, result: StepResult) -> StepResult:
+        has_top = any(item.wants_top for item in plan.scheduled)
+        if not has_top:
+            result = dataclasses.replace(result, top_ids=None, top_logprobs=None)
+        if any(item.scores for item in plan.scheduled):
+            scores = self._scores(plan)
+            kept = scores if has_top else {name: scores[name] for name in ("score_logprobs", "score_is_greedy")}
+            result = dataclasses.replace(result, **kept)
+        return result
+
+    def _token(self, seq: SequenceState, position: int) -> int:
+        known = seq.token_ids
+        return known[position] if position < len(known) else self._sampled[seq][position]
+
+    def _compute(self, rows: Sequence[tuple[SequenceState, int, int]]) -> None:
+        """Writes the keys of each row (sequence, start, end), and then reads all that it attends to."""
+        if not self._check_cache:
+            return
+        for seq, start, end in rows:
+            self._slots[self._slot_mapping(seq, end)[start:]] = self._fingerprints(seq, end)[start:]
+        for seq, _, end in rows:
+            wrong = np.flatnonzero(self._slots[self._slot_mapping(seq, end)] != self._fingerprints(seq, end))
+            assert not wrong.size, f"{seq.request_id} reads keys of another prefix at positions {wrong[:8]}"
+
+    def _scores(self, plan: StepPlan) -> dict[str, np.ndarray]:
         logprobs, is_greedy = np.full(plan.num_tokens, np.nan, np.float32), np.zeros(plan.num_tokens, np.bool_)
-        idx = 0
+        top_ids, top_logprobs = _poison(plan.num_tokens)
+        begin = 0
         for item in plan.scheduled:
             tokens = item.seq.token_ids
-            for position in range(item.start, item.start + item.num_new_tokens):
-                if item.seq.request.score and position + 1 < len(tokens):
-                    logprobs[idx], is_greedy[idx] = score(tokens[position], position, tokens[position + 1])
-                idx += 1
-        return logprobs, is_greedy
+            for position in item.scores:
+                idx = begin + position - item.start
+                logprobs[idx], is_greedy[idx] = score(tokens[position], position, tokens[position + 1])
+                top_ids[idx], top_logprobs[idx] = top_tokens(tokens[position], position)
+            begin += item.num_new_tokens
+        return {
+            "score_logprobs": logprobs,
+            "score_is_greedy": is_greedy,
+            "score_top_ids": top_ids,
+            "score_top_logprobs": top_logprobs,
+        }
 
-    def _slot_mapping(self, item: ScheduledSequence) -> np.ndarray:
-        assert NULL_BLOCK_ID not in item.seq.block_ids, f"{item.seq.request_id} holds the null block"
-        blocks = np.array(item.seq.block_ids, np.int64)[:, None] * self._layout.block_size
+    def _slot_mapping(self, seq: SequenceState, end: int) -> np.ndarray:
+        assert NULL_BLOCK_ID not in seq.block_ids, f"{seq.request_id} holds the null block"
+        blocks = np.array(seq.block_ids, np.int64)[:, None] * self._layout.block_size
         slots = (blocks + np.arange(self._layout.block_size)).ravel()
-        context_len = item.start + item.num_new_tokens
-        assert context_len <= len(slots), f"{item.seq.request_id}: {context_len} tokens, {len(slots)} slots"
-        return slots[:context_len]
+        assert end <= len(slots), f"{seq.request_id}: {end} tokens, {len(slots)} slots"
+        return slots[:end]
 
-    def _fingerprints(self, item: ScheduledSequence) -> np.ndarray:
-        prints = self._prints.setdefault(item.seq, [])
-        for token_id in item.seq.token_ids[len(prints) :]:
+    def _fingerprints(self, seq: SequenceState, end: int) -> np.ndarray:
+        prints = self._prints.setdefault(seq, [])
+        for position in range(len(prints), end):
+            token_id = self._token(seq, position)
             prints.append(((prints[-1] if prints else 17) * 1_000_003 + token_id + 1) % _PRIME)
-        return np.array(prints[: item.start + item.num_new_tokens], np.int64)
+        return np.array(prints[:end], np.int64)
 
-    def _write(self, item: ScheduledSequence) -> None:
-        self._slots[self._slot_mapping(item)[item.start :]] = self._fingerprints(item)[item.start :]
 
-    def _verify(self, item: ScheduledSequence) -> None:
-        wrong = np.flatnonzero(self._slots[self._slot_mapping(item)] != self._fingerprints(item))
-        assert not wrong.size, f"{item.seq.request_id} reads keys of another prefix at positions {wrong[:8]}"
+def _sub_row(plan: StepPlan, row: int, index: int) -> tuple[SequenceState, int, int]:
+    """Returns sequence, first position and end of what a row computes in one of the plan's steps."""
+    item = plan.scheduled[row]
+    if plan.num_steps > 1:
+        return item.seq, item.start + index, item.start + index + 1
+    return item.seq, item.start, item.start + item.num_new_tokens
+
+
+def _poison(count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.full((count, TOP_WIDTH), -12345, np.int32), np.full((count, TOP_WIDTH), np.nan, np.float32)
 
 
 @dataclasses.dataclass
@@ -160,6 +232,9 @@ class Collected:
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    top_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
+    top_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    scores: PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
     last: TokenDelta | None = None
 
@@ -175,24 +250,36 @@ class Collector:
         for delta in deltas:
             out = self.outputs.setdefault(delta.request_id, Collected())
             assert out.finish_reason is None, f"{delta.request_id} got more after its end"
-            assert len(delta.new_token_ids) == len(delta.logprobs) <= 1
+            assert len(delta.new_token_ids) == len(delta.logprobs)
             out.token_ids += delta.new_token_ids
             out.logprobs += list(delta.logprobs)
+            if delta.top_ids is not None:
+                out.top_ids += list(delta.top_ids)
+                out.top_logprobs += list(delta.top_logprobs)
+            if delta.scores is not None:
+                assert out.scores is None, f"{delta.request_id} got its scores twice"
+                out.scores = delta.scores
             out.finish_reason, out.last = delta.finish_reason, delta
 
 
 def check_plan(plan: StepPlan, config: SchedulerConfig) -> None:
     """Fails unless a plan keeps to the limits and its rows are as the input builder expects them."""
-    assert plan.num_tokens <= config.max_num_batched_tokens, f"{plan.num_tokens} tokens in one step"
+    if plan.num_steps == 1:
+        assert plan.num_tokens <= config.max_num_batched_tokens, f"{plan.num_tokens} tokens in one step"
     assert len(plan.scheduled) <= config.max_num_seqs, f"{len(plan.scheduled)} rows in one step"
     ids = [item.seq.request_id for item in plan.scheduled]
     assert len(set(ids)) == len(ids), f"a sequence has two rows: {ids}"
+    assert plan.num_steps in (1, config.max_steps_per_dispatch)
     is_chunk = [item.num_new_tokens > 1 for item in plan.scheduled]
-    assert is_chunk == sorted(is_chunk), "decode rows must come first"
+    assert plan.num_steps > 1 or is_chunk == sorted(is_chunk), "decode rows must come first"
     for item in plan.scheduled:
+        before = item.seq.num_tokens - item.num_sampled
         end = item.start + item.num_new_tokens
-        assert item.num_new_tokens >= 1 and end <= item.seq.num_tokens, f"row of {item.num_new_tokens} tokens to {end}"
-        assert item.samples == (end == item.seq.num_tokens and not item.seq.request.score)
+        if plan.num_steps > 1:
+            assert item.start == before - 1 and 1 <= item.num_sampled == item.num_new_tokens <= plan.num_steps
+        else:
+            assert item.num_new_tokens >= 1 and end <= before, f"row of {item.num_new_tokens} tokens to {end}"
+            assert item.num_sampled == (end == before and not item.seq.request.score)
 
 
 def run(
@@ -200,17 +287,22 @@ def run(
     runner: FakeRunner,
     *,
     max_steps: int = 10_000,
+    steps_ahead: int = 0,
     after_step: Callable[[StepPlan], None] | None = None,
 ) -> dict[str, Collected]:
     """Steps until nothing is left; returns the outputs by request id."""
     collector, num_steps = Collector(), 0
+    in_flight: collections.deque[tuple[StepPlan, StepResult]] = collections.deque()
     while scheduler.has_unfinished:
         assert num_steps < max_steps, (
             f"{scheduler.num_running} run, {scheduler.num_waiting} wait after {num_steps} steps"
         )
         plan = scheduler.schedule()
         check_plan(plan, scheduler._config)
-        collector.take(scheduler.apply(plan, runner.step(plan)))
+        if plan.scheduled:
+            in_flight.append((plan, runner.step(plan)))
+        if not plan.scheduled or len(in_flight) > steps_ahead:
+            collector.take(scheduler.apply(*in_flight.popleft()))
         if after_step is not None:
             after_step(plan)
         num_steps += 1

@@ -1,18 +1,22 @@
 """Random schedules of an engine on the tiny model, each request compared bit by bit with the same request alone."""
 
 import collections
+import copy
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import CacheConfig, KernelConfig, SchedulerConfig
+from photon_jax.controls import LogitsProcessor
 from photon_jax.engine.buckets import tiled_buckets
 from photon_jax.engine.engine import Engine
 from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import StepConfig
 from photon_jax.engine.tile_check import choose_tiles
+from photon_jax.models.config import ModelConfig
 from photon_jax.request import Request, SamplingParams
 from photon_jax.scheduler.scheduler import Scheduler
 
@@ -26,16 +30,20 @@ STOP_IDS = (257, 11)
 
 @dataclasses.dataclass
 class Result:
-    """What one request got: tokens with three log-probabilities each, or scores."""
+    """What one request got: tokens with three log-probabilities each and the likeliest tokens; scores."""
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[bytes] = dataclasses.field(default_factory=list)
-    scores: tuple[bytes, bytes] | None = None
+    tops: list[bytes] = dataclasses.field(default_factory=list)
+    scores: list[bytes] | None = None
     finish: str | None = None
 
     def is_prefix_of(self, whole: "Result") -> bool:
         count = len(self.token_ids)
-        return self.token_ids == whole.token_ids[:count] and self.logprobs == whole.logprobs[:count]
+        is_scored = self.scores in (None, whole.scores)
+        return is_scored and all(
+            getattr(self, name) == getattr(whole, name)[:count] for name in ("token_ids", "logprobs", "tops")
+        )
 
 
 @dataclasses.dataclass
@@ -46,6 +54,8 @@ class Tally:
     with_preemption: int = 0
     with_chunks: int = 0
     with_prefix_hits: int = 0
+    with_overlap: int = 0
+    with_multi_steps: int = 0
     aborts: int = 0
     requests: int = 0
     token_buckets: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -54,10 +64,10 @@ class Tally:
 class World:
     """One model and one set of programs; schedulers with smaller limits share them."""
 
-    def __init__(self, num_requests: int = 60, seed: int = 0) -> None:
-        self.config = tiny_config()
+    def __init__(self, num_requests: int = 60, seed: int = 0, config: ModelConfig | None = None) -> None:
+        self.config = config or tiny_config()
         self.params = tiny_params(self.config)
-        kernels = KernelConfig().resolve("cpu")
+        kernels = KernelConfig().resolve("cpu", head_dim=16)
         self.step_config = StepConfig(model=self.config, kernels=kernels, max_model_len=MAX_MODEL_LEN)
         self.layout = CacheLayout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         self.tiles = choose_tiles(self.params, self.step_config)
@@ -65,6 +75,12 @@ class World:
         self.buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
         self.requests = make_requests(np.random.default_rng(seed), num_requests)
         self._alone: dict[str, Result] = {}
+
+    def with_requests(self, requests: list[Request]) -> "World":
+        """Returns a world of the same model and programs with other requests."""
+        other = copy.copy(self)
+        other.requests, other._alone = requests, {}
+        return other
 
     def alone(self, request: Request) -> Result:
         """Returns what the request gets by itself, one token a step: in the smallest bucket."""
@@ -77,15 +93,24 @@ class World:
             self._alone[request.request_id] = results[request.request_id]
         return self._alone[request.request_id]
 
-    def engine(self, *, num_blocks: int, max_num_seqs: int, budget: int, prefix_caching: bool):
+    def engine(
+        self,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        prefix_caching: bool,
+        steps_ahead: int = 0,
+        max_steps: int = 1,
+    ):
         scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+            SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_steps_per_dispatch=max_steps),
             CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, enable_prefix_caching=prefix_caching),
             CacheLayout(num_blocks=num_blocks, block_size=BLOCK_SIZE),
             max_model_len=MAX_MODEL_LEN,
         )
         runner = ModelRunner(self.params, self.step_config, self.layout, self.buckets, max_num_seqs=MAX_NUM_SEQS)
-        return Engine(scheduler, runner), runner
+        return Engine(scheduler, runner, steps_ahead=steps_ahead), runner
 
 
 def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
@@ -94,6 +119,7 @@ def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
     prefixes.append((*prefixes[1][:BLOCK_SIZE], *prefixes[0][: 48 - BLOCK_SIZE]))  # its blocks, one place further on
     requests = []
     for index in range(count):
+        controls = make_controls(rng) if rng.random() < 0.5 else {}
         shared = prefixes[rng.integers(3)][: rng.choice([0, 8, 16, 48], p=[0.2, 0.3, 0.3, 0.2])]
         prompt = (*shared, *rng.integers(256, size=rng.integers(1, 16)).tolist())
         params = SamplingParams(
@@ -103,6 +129,10 @@ def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
             min_p=float(rng.choice([0.0, 0.05])),
             max_tokens=int(rng.choice([1, 20, 35, 45])),
             min_tokens=int(rng.integers(2)),
+            logprobs=(None, 0, 3, 20)[rng.integers(4)],
+            prompt_logprobs=(None, 0, 7)[rng.choice(3, p=[0.8, 0.1, 0.1])],
+            logprobs_kind=("raw", "tempered", "sampling")[rng.integers(3)],
+            **controls,
         )
         requests.append(
             Request(
@@ -111,10 +141,45 @@ def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
                 params=params,
                 stop_token_ids=STOP_IDS,
                 seed=(int(rng.integers(3)), 0),
-                score=bool(rng.random() < 0.1),
+                score=bool(rng.random() < 0.15),
+                score_start=int(rng.integers(1, len(prompt) + 1)) if rng.random() < 0.7 else 1,
+                bad_word_ids=tuple(params.bad_words),
             )
         )
     return requests
+
+
+def remember(state, logits, token, position):
+    """A logits processor that moves away from what it saw before, last of all a token at a place."""
+    ids = jnp.arange(logits.shape[0])
+    new_logits = jnp.where(ids == state["last"], logits - 1.0, logits) - 0.25 * state["mean"]
+    return {"last": (token + position) % logits.shape[0], "mean": 0.5 * state["mean"] + 0.5 * logits}, new_logits
+
+
+def make_controls(rng: np.random.Generator) -> dict[str, object]:
+    """Returns sampling parameters that change the logits; few allowed tokens make bad words likely."""
+    few = rng.choice(256, size=8, replace=False).tolist()
+    is_few = rng.random() < 0.3
+    ids = few if is_few else rng.choice(256, size=40, replace=False).tolist()
+    words = tuple(tuple(rng.choice(ids, size=rng.integers(1, 4)).tolist()) for _ in range(12))
+    state = {"last": np.int32(-1), "mean": np.zeros(258, np.float32)}
+    choices = {
+        "repetition_penalty": float(rng.choice([0.8, 1.3])),
+        "presence_penalty": float(rng.choice([-0.5, 0.6])),
+        "frequency_penalty": float(rng.choice([-0.2, 0.4])),
+        "logit_bias": {token: float(rng.normal()) for token in ids},
+        "bad_words": tuple(word for word in words if len(word) > 1 or not is_few),
+        "logits_processor": LogitsProcessor(remember, state),
+    }
+    chosen = {name: value for name, value in choices.items() if rng.random() < 0.4}
+    return chosen | ({"allowed_token_ids": few} if is_few else {})
+
+
+def without_extras(request: Request) -> Request:
+    """Returns the request without scores, most likely tokens and controls."""
+    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens")
+    params = SamplingParams(**{name: getattr(request.params, name) for name in names}).resolve({})
+    return dataclasses.replace(request, params=params, score=False, bad_word_ids=())
 
 
 def take(deltas, results) -> None:
@@ -122,8 +187,12 @@ def take(deltas, results) -> None:
         result = results[delta.request_id]
         result.token_ids += delta.new_token_ids
         result.logprobs += [row.tobytes() for row in delta.logprobs]
-        if delta.prompt_logprobs is not None:
-            result.scores = (delta.prompt_logprobs.tobytes(), delta.prompt_is_greedy.tobytes())
+        if delta.top_ids is not None:
+            pairs = zip(delta.top_ids, delta.top_logprobs, strict=True)
+            result.tops += [ids.tobytes() + values.tobytes() for ids, values in pairs]
+        if delta.scores is not None:
+            assert result.scores is None, f"{delta.request_id} got its scores twice"
+            result.scores = [getattr(delta.scores, field.name).tobytes() for field in dataclasses.fields(delta.scores)]
         if delta.finish_reason is not None:
             result.finish = delta.finish_reason.value
 
@@ -140,11 +209,14 @@ def run_schedule(world: World, seed: int, tally: Tally) -> None:
         max_num_seqs=max_num_seqs,
         budget=int(rng.choice([max_num_seqs, 8, 17, 33, MAX_NUM_BATCHED_TOKENS])),
         prefix_caching=bool(rng.random() < 0.85),
+        steps_ahead=int(rng.integers(2)),
+        max_steps=int(rng.choice([1, 4])),
     )
     results = collections.defaultdict(Result)
     arrivals = sorted(int(step) for step in rng.integers(0, 10, size=len(chosen)))
     aborts = {int(rng.integers(1, 40)): request.request_id for request in chosen if rng.random() < 0.15}
     aborted = set()
+    overlap = multi_steps = False
     step, waiting = 0, list(zip(arrivals, chosen, strict=True))
     while waiting or engine.scheduler.has_unfinished:
         while waiting and (waiting[0][0] <= step or not engine.scheduler.has_unfinished):
@@ -152,6 +224,8 @@ def run_schedule(world: World, seed: int, tally: Tally) -> None:
         if step in aborts and engine.scheduler.abort(aborts[step]) is not None:
             aborted.add(aborts[step])
         take(engine.step(), results)
+        overlap |= any(seq.num_pending for seq in engine.scheduler._running.values())
+        multi_steps |= engine.last_plan.num_steps > 1
         if engine.last_plan.scheduled:
             tally.token_buckets[runner.buckets.choose_tokens(engine.last_plan)] += 1
         engine.scheduler.check_integrity()
@@ -166,6 +240,8 @@ def run_schedule(world: World, seed: int, tally: Tally) -> None:
     tally.with_preemption += counters.num_preemptions > 0
     tally.with_chunks += counters.num_chunks > 0
     tally.with_prefix_hits += counters.num_prefix_hit_tokens > 0
+    tally.with_overlap += overlap
+    tally.with_multi_steps += multi_steps
     tally.aborts += len(aborted)
     tally.requests += len(chosen)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from helpers.tiny_model import tiny_config
 
+from photon_jax.config import KernelConfig
 from photon_jax.models.params import Params
 from photon_jax.ops.linear import head_logits
 from photon_jax.ops.norm import rms_norm
@@ -30,7 +31,7 @@ def sampling_distribution(
 ) -> dict[int, float]:
     """Returns the probability of every token that may be sampled; tokens that tie with the last one kept are kept."""
     banned = set(banned)
-    scores = {token: float(logit) for token, logit in enumerate(logits) if token not in banned}
+    scores = {t: float(logit) for t, logit in enumerate(logits) if t not in banned and logit > -math.inf}
     peak = max(scores.values())
     if temperature == 0.0:
         return {min(token for token, score in scores.items() if score == peak): 1.0}
@@ -83,7 +84,7 @@ def head_params(head: np.ndarray) -> Params:
 
 @jax.jit
 def _logits(hidden: jax.Array, params: Params) -> jax.Array:
-    return head_logits(rms_norm(hidden, params.final_norm, eps=EPS), params.head)
+    return head_logits(rms_norm(hidden, params.final_norm, eps=EPS), params.head, backend="reference")
 
 
 def logits_of(hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
@@ -91,11 +92,21 @@ def logits_of(hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
     return np.asarray(_logits(jnp.asarray(hidden), head_params(head)))
 
 
-@functools.partial(jax.jit, static_argnames=("tile", "is_greedy"))
-def _draw(hidden, inputs, params, num_rows, *, tile, is_greedy):
+@functools.partial(jax.jit, static_argnames=("tile", "is_greedy", "has_top"))
+def _draw(hidden, inputs, params, num_rows, *, tile, is_greedy, has_top):
     config = tiny_config(rms_norm_eps=EPS, vocab_size=params.head.shape[0], hidden_size=params.head.shape[1])
     tiles = None if tile is None else RowTiles(tile, num_rows)
-    return head_sample(hidden, inputs, params, config=config, tiles=tiles, is_greedy=is_greedy)
+    token_ids, logprobs, _, *tops = head_sample(
+        hidden,
+        inputs,
+        params,
+        config=config,
+        kernels=KernelConfig(linear="reference"),
+        tiles=tiles,
+        is_greedy=is_greedy,
+        has_top=has_top,
+    )
+    return token_ids, logprobs, *tops
 
 
 def draw(
@@ -105,15 +116,19 @@ def draw(
     tile: int | None = 8,
     num_rows: int | None = None,
     is_greedy: bool = False,
+    has_top: bool = False,
     **fields: object,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns token_ids i32[B] and logprobs f32[B 3] of hidden states f32[B D] under an output projection f32[V D]."""
+) -> tuple[np.ndarray, ...]:
+    """Returns token_ids i32[B] and logprobs f32[B 3] of hidden states f32[B D] under an output projection f32[V D].
+
+    With `has_top` also ids i32[B W] and log-probabilities f32[B W] of the most likely tokens.
+    """
     rows = len(hidden)
     inputs = sampling_inputs(rows, **fields)
     num_rows = rows if num_rows is None else num_rows
     arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(num_rows))
-    token_ids, logprobs = _draw(*arrays, tile=tile, is_greedy=is_greedy)
-    return np.asarray(token_ids), np.asarray(logprobs)
+    results = _draw(*arrays, tile=tile, is_greedy=is_greedy, has_top=has_top)
+    return tuple(np.asarray(result) for result in results)
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:

@@ -8,10 +8,13 @@ from helpers.tiny_model import tiny_config
 
 from photon_jax.cache.kv_cache import init_kv_cache
 from photon_jax.cache.layout import CacheLayout
+from photon_jax.config import KernelConfig
 from photon_jax.models.params import random_params
 from photon_jax.ops.attention import attention_input, project_add
 from photon_jax.ops.rope import inverse_frequencies, rope_tables
 from photon_jax.ops.tiles import RowTiles
+
+REFERENCE = KernelConfig(linear="reference", attention="reference")
 
 POSITIONS = (0, 1, 17, 4095, 4096, 8191, 100_000, 131_071)
 SLOTS = (7, 5, 8, 6, 12, 4, 15, 11)
@@ -62,7 +65,9 @@ def test_queries_and_cache_hold_the_normed_projected_rotated_input(dtype, is_qwe
         tiles = RowTiles(8, jnp.int32(8)) if is_qwen3 else None
         cos, sin = rope_tables(positions, config=config, seq_len=4096, tiles=tiles)
         slots = jnp.asarray(SLOTS, jnp.int32)
-        return attention_input(x, cos, sin, layer, cache, slots, layer_index=0, config=config, tiles=tiles)
+        return attention_input(
+            x, cos, sin, layer, cache, slots, layer_index=0, config=config, kernels=REFERENCE, tiles=tiles
+        )
 
     cache = init_kv_cache(config, CacheLayout(num_blocks=4, block_size=4))
     q, cache = run(x, cache, jnp.asarray(POSITIONS, jnp.int32))
@@ -83,6 +88,6 @@ def test_output_projection_is_added_to_the_residual(is_tiled):
     attended = jax.random.normal(jax.random.key(6), (8, config.num_heads, config.head_dim))
     residual = jax.random.normal(jax.random.key(7), (8, config.hidden_size))
     tiles = RowTiles(8, jnp.int32(8)) if is_tiled else None
-    out = project_add(attended, residual, layer.o_proj, tiles=tiles)
+    out = project_add(attended, residual, layer.o_proj, kernels=REFERENCE, tiles=tiles)
     product = as_float64(attended).reshape(8, -1) @ as_float64(layer.o_proj.weight) + as_float64(layer.o_proj.bias)
     np.testing.assert_allclose(np.asarray(out), as_float64(residual) + product, rtol=0.0, atol=5e-6)

@@ -18,6 +18,7 @@ from helpers.sampling_reference import (
 )
 from helpers.tiny_model import tiny_config
 
+from photon_jax.config import KernelConfig
 from photon_jax.ops.sampling import head_score
 from photon_jax.ops.tiles import RowTiles
 
@@ -220,7 +221,7 @@ def test_score_is_the_log_softmax_at_the_target(is_tiled):
     @jax.jit
     def score(hidden, targets, params):
         tiles = RowTiles(8, jnp.int32(16)) if is_tiled else None
-        return head_score(hidden, targets, params, config=config, tiles=tiles)
+        return head_score(hidden, targets, params, config=config, kernels=KernelConfig(linear="reference"), tiles=tiles)
 
     logprobs, is_greedy = score(jnp.asarray(hidden), jnp.asarray(targets, jnp.int32), head_params(head))
     np.testing.assert_allclose(logprobs, log_softmax(logits)[np.arange(16), targets], rtol=1e-5, atol=1e-5)

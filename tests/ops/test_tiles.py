@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.tiny_model import tiny_config, tiny_params
 
+from photon_jax.config import KernelConfig
 from photon_jax.ops.mlp import gate_up
 from photon_jax.ops.tiles import RowTiles, map_rows
 
@@ -15,7 +16,9 @@ WIDTH = tiny_config().hidden_size
 
 @jax.jit
 def _compute(x, num_rows, layer):
-    return gate_up(x, layer, config=tiny_config(), tiles=RowTiles(TILE, num_rows))
+    return gate_up(
+        x, layer, config=tiny_config(), kernels=KernelConfig(linear="reference"), tiles=RowTiles(TILE, num_rows)
+    )
 
 
 def compute(x, num_rows):

@@ -34,9 +34,8 @@ def rows_of(plan):
 def test_decode_rows_come_first_then_prompts_in_order_within_the_budget():
     scheduler, runner = make_scheduler(max_num_batched_tokens=10), FakeRunner(make_scheduler()._layout)
     for name, num_prompt in (("a", 6), ("b", 9), ("c", 3)):
-        scheduler.add(make_request(name, range(num_prompt), max_tokens=5))
+        scheduler.add(make_request(name, [ord(name)] * num_prompt, max_tokens=5))
     assert rows_of(step(scheduler, runner)[0]) == [("a", 0, 6, True), ("b", 0, 4, False)]
-    # c begins with the block that a filled
     assert rows_of(step(scheduler, runner)[0]) == [("a", 6, 1, True), ("b", 4, 5, True), ("c", 0, 3, True)]
     assert rows_of(step(scheduler, runner)[0]) == [("a", 7, 1, True), ("b", 9, 1, True), ("c", 3, 1, True)]
     assert scheduler.counters.num_chunks == 1
@@ -53,16 +52,20 @@ def test_decode_rows_are_not_starved_by_a_long_prompt():
         assert plan.scheduled[0].seq.request_id == "short" and plan.num_tokens == 3
 
 
-def test_two_schedules_without_an_apply_between_them_are_refused():
+def test_plans_are_applied_in_order_and_once():
     scheduler = make_scheduler()
+    runner = FakeRunner(scheduler._layout)
     scheduler.add(make_request("a", [1]))
-    plan = scheduler.schedule()
-    with pytest.raises(AssertionError, match="before apply"):
-        scheduler.schedule()
-    result = FakeRunner(scheduler._layout).step(plan)
-    scheduler.apply(plan, result)
-    with pytest.raises(AssertionError, match="once"):
-        scheduler.apply(plan, result)
+    steps = []
+    for _ in range(2):
+        plan = scheduler.schedule()
+        steps.append((plan, runner.step(plan)))
+    with pytest.raises(AssertionError, match="in order, once"):
+        scheduler.apply(*steps[1])
+    for step in steps:
+        scheduler.apply(*step)
+        with pytest.raises(AssertionError, match="in order, once"):
+            scheduler.apply(*step)
 
 
 def test_an_idle_scheduler_plans_nothing_and_stays_usable():
@@ -169,13 +172,14 @@ def test_request_that_just_fits_the_pool_is_served(prompt_len):
 def test_sequence_that_outgrows_the_pool_ends_with_its_tokens_and_the_next_one_is_served(monkeypatch):
     """Case 2."""
     scheduler = make_scheduler(num_blocks=5)
-    monkeypatch.setattr(scheduler, "_check", lambda request: 100)
+    monkeypatch.setattr("photon_jax.scheduler.scheduler.num_slots_of", lambda *_: 100)
     scheduler.add(make_request("grows", range(10), max_tokens=50))
     runner = FakeRunner(scheduler._layout)
     got = run(scheduler, runner, max_steps=20, after_step=lambda _: scheduler.check_integrity())
     tokens, _ = expected_output(make_request("a", range(10), max_tokens=50))
     assert got["grows"].token_ids == tokens[:7]
     assert got["grows"].finish_reason is FinishReason.LENGTH and scheduler.num_free_blocks == 4
+    monkeypatch.undo()
     scheduler.add(make_request("next", [1, 2], max_tokens=3))
     assert len(run(scheduler, runner)["next"].token_ids) == 3
 
@@ -214,8 +218,8 @@ def test_score_request_gets_the_log_probabilities_of_its_own_tokens_once(num_pro
     logprobs, is_greedy = expected_scores(prompt)
     for name in ("first", "again"):
         assert got[name].token_ids == [] and got[name].finish_reason is FinishReason.LENGTH
-        assert got[name].last.prompt_logprobs.tolist() == logprobs.tolist()
-        assert got[name].last.prompt_is_greedy.tolist() == is_greedy.tolist()
+        assert got[name].scores.logprobs.tolist() == logprobs.tolist()
+        assert got[name].scores.is_greedy.tolist() == is_greedy.tolist()
         assert got[name].last.num_cached_tokens == 0
     assert got["mate"].token_ids == expected_output(make_request("mate", range(6), max_tokens=7))[0]
     assert scheduler.counters.num_prefix_hit_tokens == 0
@@ -238,6 +242,32 @@ def test_score_request_fills_the_prefix_cache_that_it_does_not_read():
     assert run(scheduler, runner)["generate"].last.num_cached_tokens == 8
 
 
+def test_scores_of_a_continuation_reuse_the_blocks_before_its_prompts_last_token():
+    scheduler = make_scheduler(max_num_batched_tokens=64)
+    runner, prompt = FakeRunner(scheduler._layout), [(7 * i) % 50 for i in range(14)]
+    for start in (1, 8, 9, 14):  # blocks of 4: the token before the first scored one must be computed
+        scheduler.add(make_request(f"from {start}", prompt, score=True, score_start=start))
+    plan = scheduler.schedule()
+    assert [(item.start, item.num_new_tokens) for item in plan.scheduled] == [(0, 14), (4, 10), (8, 6), (12, 2)]
+    scheduler.apply(plan, runner.step(plan))
+    assert not scheduler.has_unfinished
+
+
+def test_equal_prompts_of_one_step_share_the_blocks_that_it_fills():
+    scheduler = make_scheduler(max_num_batched_tokens=64)
+    runner, prompt = FakeRunner(scheduler._layout), [(7 * i) % 50 for i in range(14)]
+    for name in ("a", "b", "c"):
+        scheduler.add(make_request(name, prompt))
+    plan = scheduler.schedule()
+    assert [(item.start, item.num_new_tokens) for item in plan.scheduled] == [(0, 14), (12, 2), (12, 2)]
+    assert len({tuple(item.seq.block_ids[:3]) for item in plan.scheduled}) == 1
+    assert len({item.seq.block_ids[3] for item in plan.scheduled}) == 3
+    scheduler.apply(plan, runner.step(plan))
+    scheduler.check_integrity()
+    tokens, _ = expected_output(make_request("a", prompt))
+    assert [out.token_ids for out in run(scheduler, runner).values()] == [tokens[1:]] * 3
+
+
 def test_score_request_preempted_between_chunks_gives_one_complete_result():
     """Case 16, the part of the scheduler."""
     scheduler = make_scheduler(max_num_batched_tokens=5)
@@ -247,8 +277,8 @@ def test_score_request_preempted_between_chunks_gives_one_complete_result():
         assert step(scheduler, runner)[1] == []
     scheduler._preempt(scheduler.get("score"))
     got = run(scheduler, runner)["score"]
-    assert got.last.prompt_logprobs.tolist() == expected_scores(prompt)[0].tolist()
-    assert runner.num_computed_tokens == 10 + 18
+    assert got.scores.logprobs.tolist() == expected_scores(prompt)[0].tolist()
+    assert runner.num_computed_tokens == 10 + (18 - 8)  # two full blocks were kept, and their scores
 
 
 def test_state_slots_are_unique_while_running_and_given_back():

@@ -1,0 +1,52 @@
+"""A check of parameters that come from outside: same structure, shapes and dtypes as the model asks for."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from photon_jax.errors import CheckpointError
+from photon_jax.models.params import Params
+
+
+def check_params(params: Params, expected: Params) -> None:
+    """Raises CheckpointError, which names the first leaf that differs, unless the trees are alike.
+
+    Args:
+      params: a tree of JAX or NumPy arrays.
+      expected: a tree of arrays or of `jax.ShapeDtypeStruct`, such as `abstract_params` returns.
+    """
+    given, wanted = _leaves(params), _leaves(expected)
+    for path, leaf in wanted.items():
+        if path not in given:
+            raise CheckpointError(f"params have no leaf {path}, expected {_text(leaf)} there")
+        if _given_text(given[path]) != _text(leaf):
+            raise CheckpointError(f"params: leaf {path} is {_given_text(given[path])}, expected {_text(leaf)}")
+    for path, leaf in given.items():
+        if path not in wanted:
+            raise CheckpointError(f"params have a leaf {path}, {_text(leaf)}, expected none there")
+    is_same = jax.tree.structure(params) == jax.tree.structure(expected)  # type: ignore[operator]
+    if not is_same:  # the leaves are: so another type holds them, or a static field differs
+        raise CheckpointError(
+            f"params are a tree of another structure: got {jax.tree.structure(params)}, "
+            f"expected {jax.tree.structure(expected)}"
+        )
+
+
+def _leaves(tree: Params) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _given_text(leaf: Any) -> str:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return f"an abstract {_text(leaf)}"
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        return f"a deleted {_text(leaf)} (donated to a function, say)"
+    return _text(leaf)
+
+
+def _text(leaf: Any) -> str:
+    """Returns dtype and shape, such as float32[2 3]; of what is no array, its type."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    return f"{jnp.dtype(leaf.dtype).name}[{' '.join(map(str, leaf.shape))}]"
