@@ -1,10 +1,15 @@
 """Test settings: the CPU unless --gpu is given, JAX's strict modes, repeatable property tests."""
 
+import gc
 import importlib.metadata
 import os
 import sys
+from pathlib import Path
 
 import hypothesis
+import pytest
+
+MAX_MEMORY_MAPS = 20_000  # of the 65,530 that Linux gives a process by default
 
 
 def pytest_addoption(parser):
@@ -36,3 +41,13 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if "gpu" not in item.keywords]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_memory_maps():
+    """Forgets compiled programs after a module when they hold many memory maps: XLA crashes when it gets no more."""
+    yield
+    maps = Path("/proc/self/maps")
+    if "jax" in sys.modules and maps.exists() and len(maps.read_bytes().splitlines()) > MAX_MEMORY_MAPS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()

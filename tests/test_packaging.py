@@ -53,7 +53,7 @@ def test_wheel_declares_name_version_python_and_licence(metadata):
 def test_commands_point_at_functions(wheel):
     (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt"))
     commands = dict(re.findall(r"^([\w-]+) = (\S+)$", wheel.read(name).decode(), re.MULTILINE))
-    assert set(commands) == {"photon-generate", "photon-bench", "photon-convert"}
+    assert set(commands) == {"photon-generate", "photon-bench", "photon-convert", "photon-quantize"}
     for target in commands.values():
         module, function = target.split(":")
         tree = ast.parse(wheel.read(module.replace(".", "/") + ".py"))

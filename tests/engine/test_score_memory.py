@@ -2,14 +2,19 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.cache.layout import CacheLayout
-from photon_jax.config import KernelConfig, SchedulerConfig
+from photon_jax.config import KernelConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
+from photon_jax.engine.engine import start_engine
 from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import SCORE_TILE, StepConfig
+from photon_jax.models.params import random_params
+from photon_jax.request import Request, SamplingParams
 
 NUM_TOKENS, VOCAB_SIZE = 1024, 16_384
 ROW_TILE = 32
@@ -38,3 +43,36 @@ def test_twenty_log_probabilities_for_each_token_of_the_longest_prompt_take_one_
     scored = dataclasses.replace(plain, has_scores=True, has_top=True)
     used = [runner.compile(layout).memory_analysis().temp_size_in_bytes for layout in (plain, scored)]
     assert used[1] - used[0] < 2 * tile * VOCAB_SIZE * 4, used
+
+
+LLAMA_1B = {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "mlp_size": 8192,
+    "num_layers": 16,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 64,
+    "dtype": "bfloat16",
+    "max_position_embeddings": 16_384,
+}
+
+
+@pytest.mark.gpu
+def test_the_longest_prompt_of_a_large_model_takes_one_tile_of_logits_more_with_its_log_probabilities():
+    config = tiny_config(**LLAMA_1B)
+    settings = make_engine_config(
+        None, max_model_len=config.max_position_embeddings, max_num_seqs=1, max_num_batched_tokens=2048, num_blocks=257
+    )
+    engine = start_engine(random_params(config, jax.random.key(0)), config, settings).engine
+    token_ids = tuple(np.random.default_rng(0).integers(config.vocab_size, size=16_383).tolist())
+    peaks = []
+    for num_top in (None, 20):
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=num_top).resolve({})
+        engine.scheduler.add(Request(request_id=str(num_top), prompt_token_ids=token_ids, params=params))
+        while engine.scheduler.has_unfinished:
+            deltas = engine.step()
+        peaks.append(jax.devices()[0].memory_stats()["peak_bytes_in_use"])
+    assert deltas[0].scores.top_ids.shape == (16_382, 20)
+    print(f"peak bytes without and with prompt_logprobs=20: {peaks}")
+    assert peaks[1] - peaks[0] <= SCORE_TILE * config.vocab_size * 4, peaks

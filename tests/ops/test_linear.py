@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.cuda_lowering import lower_for_cuda
 
 from pallas_kernels.int8_matmul import int8_matmul_reference
 from photon_jax.models.params import DenseLinear
@@ -19,7 +20,6 @@ from photon_jax.ops.linear import (
     linear_gated,
 )
 from photon_jax.quantization.int8 import dequantize, quantize_int8
-from tests.helpers.cuda_lowering import lower_for_cuda
 
 
 def random_arrays(*shapes, dtype=jnp.float32):
@@ -105,6 +105,7 @@ def test_blocks_of_outputs_and_the_whole_weight_give_the_same_product():
 @pytest.mark.parametrize("rows", [1, 8, KERNEL_ROWS, KERNEL_ROWS + 2])  # both sides of where the kernel ends
 def test_int8_kernel_and_what_rides_in_it_give_the_product(rows):
     x, residual, bias = random_arrays((rows, 576), (rows, 192), (192,))
+    x = x / 24  # products around 1: gate times up of larger ones would magnify the last bits
     layer = int8_layer(192, 576, group_size=128)
     product = as_float64(x) @ as_dense(layer).T
     plain = linear(x, dataclasses.replace(layer, bias=bias), backend="triton")
