@@ -1,11 +1,11 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from helpers.gguf_files import architecture, gguf_fields, gguf_tensors, write_gguf
 from helpers.golden_models import MODELS
+from helpers.same_params import assert_same_params
 from helpers.small_tokenizers import sentencepiece_fields
 from helpers.tiny_checkpoint import ENGINE_FIELDS, write_checkpoint
 
@@ -17,13 +17,6 @@ from photon_jax.text.tokenizer import find_tokenizer
 
 PROMPTS = ["The quick brown fox", [5, 9, 300]]
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
-
-
-def assert_same(ours, expected):
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def answers(model):
@@ -53,10 +46,10 @@ def test_a_converted_folder_answers_as_the_original_does_and_needs_nothing_of_it
 def test_the_dtype_is_the_models_own_or_the_one_asked_for(tmp_path):
     original = write_checkpoint(tmp_path / "original", tokenizer_config=None)
     half = convert(original, tmp_path / "half", dtype="bfloat16", progress=False)
-    assert_same(load_checkpoint(tmp_path / "half", dtype="bfloat16").params, half.params)
+    assert_same_params(load_checkpoint(tmp_path / "half", dtype="bfloat16").params, half.params)
     again = convert(tmp_path / "half", tmp_path / "again", progress=False)
     assert again.config.dtype == "bfloat16"
-    assert_same(again.params, load_checkpoint(original, dtype="bfloat16").params)
+    assert_same_params(again.params, load_checkpoint(original, dtype="bfloat16").params)
 
 
 def test_a_gguf_file_is_converted_with_its_tokenizer(tmp_path):
@@ -69,7 +62,7 @@ def test_a_gguf_file_is_converted_with_its_tokenizer(tmp_path):
     write_gguf(tmp_path / "model.gguf", architecture(model), fields, tensors, "Q8_0")
     converted = convert(tmp_path / "model.gguf", tmp_path / "converted", progress=False)
     assert converted.config.dtype == "float32"  # of quantized tensors
-    assert_same(load_checkpoint(tmp_path / "converted", dtype="float32").params, converted.params)
+    assert_same_params(load_checkpoint(tmp_path / "converted", dtype="float32").params, converted.params)
     ours, expected = (
         find_tokenizer(open_checkpoint(path, dtype="float32").tokenizer_source)
         for path in (tmp_path / "converted", tmp_path / "model.gguf")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.same_params import assert_same_params
 from helpers.tiny_checkpoint import ENGINE_FIELDS, write_checkpoint
 
 from photon_jax import LLM, CheckpointError, ConfigError, SamplingParams
@@ -29,13 +30,6 @@ def model(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("quantize") / "model")
 
 
-def assert_same(ours, expected):
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 def test_a_plainly_rounded_checkpoint_restores_bit_for_bit_without_the_original(model, tmp_path):
     source = shutil.copytree(model, tmp_path / "source")
     at_load = load_checkpoint(source, dtype="float32", quantization=PLAIN)
@@ -43,7 +37,7 @@ def test_a_plainly_rounded_checkpoint_restores_bit_for_bit_without_the_original(
     shutil.rmtree(source)
     loaded = load_checkpoint(tmp_path / "out", dtype="float32")
     assert loaded.config.quantization == PLAIN
-    assert_same(loaded.params, at_load.params)
+    assert_same_params(loaded.params, at_load.params)
     assert find_tokenizer(loaded.tokenizer_source).encode(TEXT) == find_tokenizer(model).encode(TEXT)
 
 

@@ -11,7 +11,7 @@ from absl import app, flags, logging
 import photon_jax
 from photon_jax.cli.flags import define_engine_flags, errors_name_flags
 from photon_jax.config import EngineConfig
-from photon_jax.errors import PhotonError
+from photon_jax.errors import ConfigError, PhotonError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -27,19 +27,51 @@ def define_common_flags(flag_values: flags.FlagValues) -> None:
         "org/name@revision), or demo for the small model that is fetched when needed.",
         flag_values=flag_values,
     )
+    define_cache_flag(flag_values)
+    define_progress_flag(flag_values)
+    define_engine_flags(flag_values)
+
+
+def define_cache_flag(flag_values: flags.FlagValues) -> None:
+    """Defines where compiled programs are kept, for `use_compile_cache`."""
     flags.DEFINE_string(
         "compile_cache_dir",
         DEFAULT_COMPILE_CACHE,
         "Folder where compiled programs are kept for the next start; empty: none are kept.",
         flag_values=flag_values,
     )
+
+
+def define_progress_flag(flag_values: flags.FlagValues) -> None:
+    """Defines whether progress is shown, for `shows_progress`."""
     flags.DEFINE_bool(
         "progress",
         None,
         "Show progress bars on standard error; unset: when that is a terminal.",
         flag_values=flag_values,
     )
-    define_engine_flags(flag_values)
+
+
+def define_rewrite_flags(flag_values: flags.FlagValues) -> None:
+    """Defines the flags of a command that reads a model and writes a checkpoint: from where, to where, and how."""
+    flags.DEFINE_string("model", None, "Model to read.", flag_values=flag_values)
+    flags.DEFINE_string("output", None, "Folder to write.", flag_values=flag_values)
+    flags.DEFINE_enum(
+        "dtype",
+        "auto",
+        ["auto", "float32", "bfloat16", "float16"],
+        "Dtype of what is float; auto: the model's own, float32 where that is another kind.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_bool("overwrite", False, "Replace the checkpoint that --output holds.", flag_values=flag_values)
+    define_progress_flag(flag_values)
+
+
+def require_flags(flag_values: flags.FlagValues, *names: str) -> None:
+    """Raises ConfigError for the first flag that is missing."""
+    for name in names:
+        if not flag_values[name].value:
+            raise ConfigError(f"--{name} is missing")
 
 
 def run_command(

@@ -9,33 +9,18 @@ weights as an Orbax checkpoint, the model's configuration, its tokenizer and its
 
 from absl import flags
 
-from photon_jax.cli.command import run_command, shows_progress
+from photon_jax.cli.command import define_rewrite_flags, require_flags, run_command, shows_progress
 from photon_jax.convert import convert
-from photon_jax.errors import ConfigError
 
 
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines every flag of the command."""
-    flags.DEFINE_string("model", None, "Model to convert.", flag_values=flag_values)
-    flags.DEFINE_string("output", None, "Folder to write.", flag_values=flag_values)
-    flags.DEFINE_enum(
-        "dtype",
-        "auto",
-        ["auto", "float32", "bfloat16", "float16"],
-        "Dtype of the weights; auto: the model's own, float32 where that is another kind.",
-        flag_values=flag_values,
-    )
-    flags.DEFINE_bool("overwrite", False, "Replace the checkpoint that --output holds.", flag_values=flag_values)
-    flags.DEFINE_bool(
-        "progress", None, "Show progress on standard error; unset: when that is a terminal.", flag_values=flag_values
-    )
+    define_rewrite_flags(flag_values)
 
 
 def main(flag_values: flags.FlagValues) -> None:
     """Converts the model and prints what was written."""
-    for name in ("model", "output"):
-        if not flag_values[name].value:
-            raise ConfigError(f"--{name} is missing")
+    require_flags(flag_values, "model", "output")
     converted = convert(
         flag_values.model,
         flag_values.output,

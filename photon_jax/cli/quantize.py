@@ -13,7 +13,14 @@ from pathlib import Path
 
 from absl import flags
 
-from photon_jax.cli.command import run_command, shows_progress, use_compile_cache
+from photon_jax.cli.command import (
+    define_cache_flag,
+    define_rewrite_flags,
+    require_flags,
+    run_command,
+    shows_progress,
+    use_compile_cache,
+)
 from photon_jax.config import GROUP_SIZES, EngineConfig
 from photon_jax.errors import ConfigError
 from photon_jax.models.config import QuantizationConfig
@@ -23,8 +30,7 @@ from photon_jax.quantize import quantize
 
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines every flag of the command."""
-    flags.DEFINE_string("model", None, "Model to quantize.", flag_values=flag_values)
-    flags.DEFINE_string("output", None, "Folder to write.", flag_values=flag_values)
+    define_rewrite_flags(flag_values)
     flags.DEFINE_enum(
         "group_size",
         str(EngineConfig().group_size),
@@ -40,30 +46,12 @@ def define_flags(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "eval_window", 1024, "Tokens of the evaluation text that are read together.", 2, flag_values=flag_values
     )
-    flags.DEFINE_enum(
-        "dtype",
-        "auto",
-        ["auto", "float32", "bfloat16", "float16"],
-        "Dtype of what stays float; auto: the model's own, float32 where that is another kind.",
-        flag_values=flag_values,
-    )
-    flags.DEFINE_bool("overwrite", False, "Replace the checkpoint that --output holds.", flag_values=flag_values)
-    flags.DEFINE_string(
-        "compile_cache_dir",
-        "~/.cache/photon_jax/xla",
-        "Folder where compiled programs are kept.",
-        flag_values=flag_values,
-    )
-    flags.DEFINE_bool(
-        "progress", None, "Show progress on standard error; unset: when that is a terminal.", flag_values=flag_values
-    )
+    define_cache_flag(flag_values)
 
 
 def main(flag_values: flags.FlagValues) -> None:
     """Quantizes the model, prints the error of each matrix and what the text says."""
-    for name in ("model", "output"):
-        if not flag_values[name].value:
-            raise ConfigError(f"--{name} is missing")
+    require_flags(flag_values, "model", "output")
     use_compile_cache(flag_values)
     report = quantize(
         flag_values.model,

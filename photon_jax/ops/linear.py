@@ -9,7 +9,7 @@ from photon_jax.config import Backend
 from photon_jax.models.params import Linear, Table
 from photon_jax.quantization.int8 import QuantizedLinear, dequantize, round_activations
 
-KERNEL_ROWS = 128  # rows up to which the int8 kernel is used; more are worth dequantizing for
+KERNEL_ROWS = 128  # the most rows that the int8 kernel was measured with; for more, weights are dequantized
 OUTPUT_BLOCK = 64  # outputs that a CPU dequantizes at once: their float32 weights stay in its cache
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx, traverse_util
 from helpers.flax_llama import LinenLlama, NnxLlama
+from helpers.same_params import assert_same_params
 from helpers.tiny_model import tiny_config
 
 from photon_jax import forward
@@ -42,13 +43,6 @@ def assert_close(ours, expected):
     np.testing.assert_allclose(np.asarray(ours), np.asarray(expected), rtol=0, atol=1e-5)
 
 
-def assert_same(ours, expected):
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 def test_an_nnx_module_with_the_exported_state_computes_the_same_logits(config, params):
     module = NnxLlama(config, nnx.Rngs(0))
     nnx.update(module, to_nnx_state(params, config))
@@ -74,14 +68,14 @@ def test_the_variables_of_a_new_linen_module_are_imported(config):
 
 
 def test_round_trips_are_bitwise_also_inside_a_jitted_function(config, params):
-    assert_same(from_nnx_state(to_nnx_state(params, config), config), params)
-    assert_same(from_linen_variables(to_linen_variables(params, config), config), params)
+    assert_same_params(from_nnx_state(to_nnx_state(params, config), config), params)
+    assert_same_params(from_linen_variables(to_linen_variables(params, config), config), params)
     trip = jax.jit(lambda tree: from_linen_variables(to_linen_variables(tree, config), config))
-    assert_same(trip(params), params)
+    assert_same_params(trip(params), params)
     half = dataclasses.replace(config, dtype="bfloat16")
     rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    assert_same(from_nnx_state(to_nnx_state(rounded, half), half), rounded)
-    assert_same(from_nnx_state(to_nnx_state(params, config), half), rounded)
+    assert_same_params(from_nnx_state(to_nnx_state(rounded, half), half), rounded)
+    assert_same_params(from_nnx_state(to_nnx_state(params, config), half), rounded)
 
 
 def test_names_and_shapes_are_as_documented(config, params):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.gguf_files import TYPES, architecture, gguf_fields, gguf_tensors, write_gguf
 from helpers.golden_models import MODELS, write_hf_folder
+from helpers.same_params import assert_same_params
 
 from photon_jax.checkpoint.gguf_io import open_gguf, read_fields
 from photon_jax.checkpoint.load import load_checkpoint
@@ -26,12 +27,6 @@ def write(path, model=TIED, type_name="F32", *, fields=None, tensors=None):
     all_tensors = {**gguf_tensors(model), **(tensors or {})}
     present = {name: tensor for name, tensor in all_tensors.items() if tensor is not None}
     return write_gguf(path, architecture(model), kept, present, type_name)
-
-
-def assert_same_params(left, right):
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(left)[0], jax.tree.leaves(right), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path))
 
 
 @pytest.mark.parametrize("name", ["llama_tied", "llama_untied", "llama_bias", "qwen2", "qwen3"])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.same_params import assert_same_params
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.checkpoint.load import load_checkpoint
@@ -37,13 +38,6 @@ EVERY_BIAS = tiny_config(
 INT8 = tiny_config(quantization=QuantizationConfig(group_size=32, has_embedding=True))
 
 
-def assert_same(ours, expected):
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(ours)[0], jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype, path
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path))
-
-
 @pytest.mark.parametrize(("config", "dtype"), [(tiny_config(), "float32"), (EVERY_BIAS, "bfloat16"), (INT8, "float16")])
 def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, config, dtype):
     config = dataclasses.replace(config, dtype=dtype)
@@ -51,7 +45,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, config, dtype):
     save_checkpoint(tmp_path / "saved", params, config)
     moved = shutil.move(tmp_path / "saved", tmp_path / "elsewhere")
     loaded = load_checkpoint(moved, dtype=dtype)
-    assert_same(loaded.params, params)
+    assert_same_params(loaded.params, params)
     assert dataclasses.replace(loaded.config, checkpoint_dtype=config.checkpoint_dtype) == config
     assert loaded.eos_token_ids == config.eos_token_ids
     assert loaded.tokenizer_source is None
@@ -59,7 +53,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, config, dtype):
 
 def test_numpy_leaves_are_saved_too(tmp_path):
     save_checkpoint(tmp_path / "saved", jax.tree.map(np.asarray, tiny_params()), tiny_config())
-    assert_same(load_checkpoint(tmp_path / "saved", dtype="float32").params, tiny_params())
+    assert_same_params(load_checkpoint(tmp_path / "saved", dtype="float32").params, tiny_params())
 
 
 def test_weights_are_cast_to_the_dtype_asked_for_and_scales_are_not(tmp_path):
@@ -67,7 +61,7 @@ def test_weights_are_cast_to_the_dtype_asked_for_and_scales_are_not(tmp_path):
     save_checkpoint(tmp_path / "saved", params, INT8)
     loaded = load_checkpoint(tmp_path / "saved", dtype="bfloat16")
     config = dataclasses.replace(INT8, dtype="bfloat16")
-    assert_same(loaded.params, jax.tree.map(lambda x, y: x.astype(y.dtype), params, abstract_params(config)))
+    assert_same_params(loaded.params, jax.tree.map(lambda x, y: x.astype(y.dtype), params, abstract_params(config)))
     assert loaded.config.checkpoint_dtype == "float32"
 
 
@@ -75,7 +69,7 @@ def test_dense_weights_can_be_made_int8_and_int8_ones_not_made_others(tmp_path):
     save_checkpoint(tmp_path / "dense", tiny_params(), tiny_config())
     loaded = load_checkpoint(tmp_path / "dense", dtype="float32", quantization=INT8.quantization)
     save_checkpoint(tmp_path / "int8", loaded.params, loaded.config)
-    assert_same(load_checkpoint(tmp_path / "int8", dtype="float32").params, loaded.params)
+    assert_same_params(load_checkpoint(tmp_path / "int8", dtype="float32").params, loaded.params)
     embedding = loaded.params.embedding
     error = dequantize(embedding.q, embedding.scale, group_size=32) - tiny_params().embedding
     assert (jnp.abs(error) <= jnp.repeat(embedding.scale, 32, axis=1) / 2).all()
@@ -104,7 +98,7 @@ def test_a_folder_is_replaced_only_when_asked_and_only_if_it_is_a_checkpoint(tmp
     with pytest.raises(CheckpointError, match="holds a checkpoint; set overwrite"):
         save_checkpoint(folder, other, tiny_config())
     save_checkpoint(folder, other, tiny_config(), overwrite=True)
-    assert_same(load_checkpoint(folder, dtype="float32").params, other)
+    assert_same_params(load_checkpoint(folder, dtype="float32").params, other)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
     with pytest.raises(CheckpointError, match="is no checkpoint of photon_jax; it isn't replaced"):
@@ -149,13 +143,13 @@ def test_a_killed_save_never_looks_whole_and_never_harms_what_was_there(tmp_path
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     if replaces:
-        assert_same(load_checkpoint(folder, dtype="float32").params, before)
+        assert_same_params(load_checkpoint(folder, dtype="float32").params, before)
     else:
         with pytest.raises(CheckpointError, match="no model at"):
             load_checkpoint(folder, dtype="float32")
     assert any(left.suffix == ".tmp" for left in tmp_path.iterdir())
     save_checkpoint(folder, tiny_params(), tiny_config(), overwrite=True)
-    assert_same(load_checkpoint(folder, dtype="float32").params, tiny_params())
+    assert_same_params(load_checkpoint(folder, dtype="float32").params, tiny_params())
 
 
 def test_a_failing_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -251,5 +245,5 @@ def test_a_checkpoint_of_one_device_is_restored_sharded_over_four_and_back(saved
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     back = saved.with_name("saved-sharded")
-    assert_same(load_checkpoint(back, dtype="float32").params, tiny_params())
-    assert_same(restore_params(back, abstract_params(tiny_config())), tiny_params())
+    assert_same_params(load_checkpoint(back, dtype="float32").params, tiny_params())
+    assert_same_params(restore_params(back, abstract_params(tiny_config())), tiny_params())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.gguf_files import TYPES, architecture, gguf_fields, gguf_tensors, write_gguf
 from helpers.golden_models import MODELS, write_hf_folder
+from helpers.same_params import assert_same_params
 
 from photon_jax.checkpoint import fill
 from photon_jax.checkpoint.load import load_checkpoint
@@ -21,12 +22,6 @@ from photon_jax.quantization.weights import matrices, quantize_params
 
 BY_NAME = {model.name: model for model in MODELS}
 TIED, UNTIED = BY_NAME["llama_tied"], BY_NAME["llama_untied"]
-
-
-def assert_same(left, right):
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(left)[0], jax.tree.leaves(right), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path))
 
 
 def write(path, model, type_name):
@@ -41,7 +36,7 @@ def test_loading_as_int8_equals_rounding_the_loaded_model(tmp_path, name, has_em
     quantization = QuantizationConfig(group_size=64, has_embedding=has_embedding)
     dense = load_checkpoint(tmp_path, dtype="float32")
     loaded = load_checkpoint(tmp_path, dtype="float32", quantization=quantization)
-    assert_same(loaded.params, quantize_params(dense.params, quantization))
+    assert_same_params(loaded.params, quantize_params(dense.params, quantization))
     assert loaded.config == dataclasses.replace(dense.config, quantization=quantization)
     leaves, expected = jax.tree.leaves(loaded.params), jax.tree.leaves(abstract_params(loaded.config))
     assert [(leaf.shape, leaf.dtype) for leaf in leaves] == [(leaf.shape, leaf.dtype) for leaf in expected]
@@ -93,7 +88,7 @@ def test_other_stored_kinds_are_dequantized_and_said(tmp_path, caplog, type_name
     num_matrices = 7 * len(params.layers)
     assert f"{num_matrices} of {type_name}" in caplog.text
     dense = load_checkpoint(tmp_path / "model.gguf", dtype="float32").params
-    assert_same(params, quantize_params(dense, quantization))
+    assert_same_params(params, quantize_params(dense, quantization))
 
 
 def test_files_of_floats_are_rounded_without_a_word(tmp_path, caplog):

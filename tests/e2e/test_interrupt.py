@@ -23,6 +23,15 @@ def tokens_of(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.fixture
+def interrupts_reach_python():
+    """A process that a shell starts in the background ignores SIGINT, and Python then leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts_reach_python")
 @pytest.mark.parametrize("step", [1, 4])
 def test_ctrl_c_in_the_middle_of_a_step_leaves_the_llm_usable(llm, monkeypatch, step):
     expected = tokens_of(llm.generate(PROMPTS, PARAMS, progress=False))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.tiny_checkpoint import BEGIN, ENGINE_FIELDS, VOCAB_SIZE, write_checkpoint
+from helpers.tiny_checkpoint import BEGIN, ENGINE_FIELDS, VOCAB_SIZE, draw_ids, write_checkpoint
 
 from photon_jax import LLM, ConfigError, EngineConfig, EngineDeadError, RequestError, SamplingParams, forward
 from photon_jax.engine.metrics import CompileCounter
@@ -17,10 +17,6 @@ NOISY = SamplingParams(max_tokens=8, ignore_eos=True, seed=11)
 MAX_LEN = ENGINE_FIELDS["max_model_len"]
 BLOCK = ENGINE_FIELDS["block_size"]
 LONGEST = 70
-
-
-def draw_ids(seed, length):
-    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
 
 
 @pytest.fixture(scope="module")

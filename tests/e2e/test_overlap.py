@@ -2,9 +2,8 @@
 
 import itertools
 
-import numpy as np
 import pytest
-from helpers.tiny_checkpoint import ENGINE_FIELDS, VOCAB_SIZE, write_checkpoint
+from helpers.tiny_checkpoint import ENGINE_FIELDS, VOCAB_SIZE, draw_ids, write_checkpoint
 
 from photon_jax import LLM, SamplingParams
 
@@ -24,10 +23,6 @@ def turns(folder):
 def ahead(folder):
     with LLM(folder, **ENGINE_FIELDS, steps_ahead=1, max_steps_per_dispatch=4) as opened:
         yield opened
-
-
-def draw_ids(seed, length):
-    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
 
 
 PROMPTS = [draw_ids(seed, 3 + 5 * seed) for seed in range(6)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.tiny_checkpoint import ENGINE_FIELDS, VOCAB_SIZE, write_checkpoint
+from helpers.tiny_checkpoint import ENGINE_FIELDS, VOCAB_SIZE, draw_ids, write_checkpoint
 
 from photon_jax import LLM, RequestError, SamplingParams, forward
 
@@ -15,10 +15,6 @@ LONGEST = 96
 NEUTRAL = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, seed=5, logprobs=0)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
 KINDS = ("raw", "tempered", "sampling")
-
-
-def draw_ids(seed, length):
-    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def check_updates_under_load(served, weights, expected):
         for count in range(1, 101):
             assert served.update_params(weights[count % 2]) == first + count
             num_seen = len(outputs)
-            while count % 4 == 0 and len(outputs) < num_seen + 2 * len(PROMPTS):  # the second batch begins after this
+            while count % 3 == 0 and len(outputs) < num_seen + 2 * len(PROMPTS):  # the second batch begins after this
                 time.sleep(0.001)
         is_done.set()
         load.join()

@@ -1,20 +1,15 @@
 """Sampling controls written with dictionaries in float64; draws of the sampler under controls."""
 
 import collections
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from helpers.sampling_reference import EPS, head_params, sampling_inputs
-from helpers.tiny_model import tiny_config
+from helpers.sampling_reference import head_params, run_sampler, sampling_inputs
 
-from photon_jax.config import KernelConfig
 from photon_jax.engine.controls import _control_row, _neutral_row
 from photon_jax.ops.controls import Controls
-from photon_jax.ops.sampling import head_sample
-from photon_jax.ops.tiles import RowTiles
 from photon_jax.request import Request, SamplingParams
 from photon_jax.scheduler.sequence import SequenceState
 
@@ -76,23 +71,6 @@ def make_controls(
     return Controls(state=state, processors=tuple(processors), processor_states=tuple(states))
 
 
-@functools.partial(jax.jit, static_argnames=("tile", "is_greedy"))
-def _draw(hidden, inputs, params, controls, *, tile, is_greedy):
-    config = tiny_config(rms_norm_eps=EPS, vocab_size=params.head.shape[0], hidden_size=params.head.shape[1])
-    tiles = None if tile is None else RowTiles(tile, jnp.int32(len(hidden)))
-    token_ids, logprobs, states = head_sample(
-        hidden,
-        inputs,
-        params,
-        config=config,
-        kernels=KernelConfig(linear="reference"),
-        tiles=tiles,
-        is_greedy=is_greedy,
-        controls=controls,
-    )
-    return token_ids, logprobs, states
-
-
 def draw_controlled(
     hidden: np.ndarray,
     head: np.ndarray,
@@ -111,7 +89,6 @@ def draw_controlled(
         processor_ids=jnp.broadcast_to(jnp.asarray(processor_ids, jnp.int32), count),
         logits_indices=jnp.arange(count, dtype=jnp.int32),
     )
-    token_ids, logprobs, states = _draw(
-        jnp.asarray(hidden), inputs, head_params(head), controls, tile=tile, is_greedy=is_greedy
-    )
+    arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(count), controls)
+    token_ids, logprobs, states = run_sampler(*arrays, tile=tile, is_greedy=is_greedy)
     return np.asarray(token_ids), np.asarray(logprobs), jax.tree.map(np.asarray, states)

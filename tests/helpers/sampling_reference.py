@@ -93,10 +93,11 @@ def logits_of(hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("tile", "is_greedy", "has_top"))
-def _draw(hidden, inputs, params, num_rows, *, tile, is_greedy, has_top):
+def run_sampler(hidden, inputs, params, num_rows, controls=None, *, tile, is_greedy, has_top=False):
+    """Returns token ids, log-probabilities, processor states and, with `has_top`, the most likely tokens."""
     config = tiny_config(rms_norm_eps=EPS, vocab_size=params.head.shape[0], hidden_size=params.head.shape[1])
     tiles = None if tile is None else RowTiles(tile, num_rows)
-    token_ids, logprobs, _, *tops = head_sample(
+    return head_sample(
         hidden,
         inputs,
         params,
@@ -104,9 +105,9 @@ def _draw(hidden, inputs, params, num_rows, *, tile, is_greedy, has_top):
         kernels=KernelConfig(linear="reference"),
         tiles=tiles,
         is_greedy=is_greedy,
+        controls=controls,
         has_top=has_top,
     )
-    return token_ids, logprobs, *tops
 
 
 def draw(
@@ -127,8 +128,8 @@ def draw(
     inputs = sampling_inputs(rows, **fields)
     num_rows = rows if num_rows is None else num_rows
     arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(num_rows))
-    results = _draw(*arrays, tile=tile, is_greedy=is_greedy, has_top=has_top)
-    return tuple(np.asarray(result) for result in results)
+    token_ids, logprobs, _, *tops = run_sampler(*arrays, tile=tile, is_greedy=is_greedy, has_top=has_top)
+    return tuple(np.asarray(result) for result in (token_ids, logprobs, *tops))
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:

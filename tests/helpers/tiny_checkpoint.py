@@ -150,3 +150,8 @@ def _hf_tensors(params: Params, config: ModelConfig) -> dict[str, np.ndarray]:
         }
         tensors |= {f"model.layers.{number}.{name}.weight": weight for name, weight in weights.items()}
     return {name: np.ascontiguousarray(np.asarray(tensor)) for name, tensor in tensors.items()}
+
+
+def draw_ids(seed: int, length: int) -> list[int]:
+    """Returns random token ids, none of them special."""
+    return np.random.default_rng(seed).integers(3, VOCAB_SIZE, length).tolist()
