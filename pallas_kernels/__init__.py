@@ -3,6 +3,7 @@
 from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference, int8_matmul, int8_matmul_reference
 from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
+from pallas_kernels.prefill_attention import prefill_attention, prefill_attention_reference
 
 __all__ = [
     "KernelUnsupportedError",
@@ -12,4 +13,6 @@ __all__ = [
     "int8_matmul_reference",
     "paged_attention",
     "paged_attention_reference",
+    "prefill_attention",
+    "prefill_attention_reference",
 ]

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from photon_jax.async_llm import AsyncLLM
     from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig
     from photon_jax.controls import LogitsProcessor
     from photon_jax.errors import (
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
     from photon_jax.functional import generate
     from photon_jax.llm import LLM
     from photon_jax.models.decoder import forward
-    from photon_jax.request import CompletionOutput, RequestOutput, SamplingParams, ScoreOutput
+    from photon_jax.outputs import CompletionOutput, RequestOutput, ScoreOutput
+    from photon_jax.request import SamplingParams
+    from photon_jax.structured_outputs import StructuredOutputs
+    from photon_jax.submission import Prompt
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CacheConfig",
     "CapacityError",
     "CheckpointError",
@@ -37,16 +42,19 @@ __all__ = [
     "KernelConfig",
     "LogitsProcessor",
     "PhotonError",
+    "Prompt",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
     "ScoreOutput",
+    "StructuredOutputs",
     "forward",
     "generate",
 ]
 
 _HOMES = {
+    "photon_jax.async_llm": ("AsyncLLM",),
     "photon_jax.config": ("CacheConfig", "EngineConfig", "KernelConfig", "SchedulerConfig"),
     "photon_jax.controls": ("LogitsProcessor",),
     "photon_jax.errors": (
@@ -60,7 +68,10 @@ _HOMES = {
     "photon_jax.functional": ("generate",),
     "photon_jax.llm": ("LLM",),
     "photon_jax.models.decoder": ("forward",),
-    "photon_jax.request": ("CompletionOutput", "RequestOutput", "SamplingParams", "ScoreOutput"),
+    "photon_jax.outputs": ("CompletionOutput", "RequestOutput", "ScoreOutput"),
+    "photon_jax.request": ("SamplingParams",),
+    "photon_jax.structured_outputs": ("StructuredOutputs",),
+    "photon_jax.submission": ("Prompt",),
 }
 
 

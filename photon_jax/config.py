@@ -9,6 +9,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["auto", "reference", "xla", "triton", "mosaic"]
 Warmup = Literal["full", "lazy"]
 Quantization = Literal["int8"]
+KVDType = Literal["auto", "int8"]
 
 GROUP_SIZES = (32, 64, 128)
 MAX_SIZE = 2**31 - 1
@@ -48,11 +49,15 @@ class CacheConfig:
     memory_fraction: float = dataclasses.field(
         default=0.9, metadata={"help": "share of the free device memory that the cache may take"}
     )
+    kv_dtype: KVDType = dataclasses.field(
+        default="auto", metadata={"help": "of keys and values in the cache; auto: as the model's activations"}
+    )
     enable_prefix_caching: bool = dataclasses.field(
         default=True, metadata={"help": "reuse the blocks of equal prompt prefixes"}
     )
 
     def __post_init__(self) -> None:
+        _require_choice("kv_dtype", self.kv_dtype, get_args(KVDType))
         _require_positive(self, "block_size", "num_blocks")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, got {self.block_size}")
@@ -170,6 +175,16 @@ class EngineConfig:
         default="lazy",
         metadata={"help": "full: compile every step shape at the start; lazy: those of one request, others when met"},
     )
+    compile_cache_dir: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "folder that keeps compiled programs for later processes; unset: none",
+            "has_flag": False,
+        },
+    )
+    strict_compile: bool = dataclasses.field(
+        default=False, metadata={"help": "a step program compiled after warm-up is an error, not a line in the log"}
+    )
     use_generation_config: bool = dataclasses.field(
         default=True, metadata={"help": "take sampling defaults from the checkpoint's generation_config"}
     )
@@ -203,10 +218,13 @@ class EngineSettings(TypedDict, total=False):
     int8_activations: bool | None
     max_model_len: int | None
     warmup: Warmup | None
+    compile_cache_dir: str | None
+    strict_compile: bool | None
     use_generation_config: bool | None
     block_size: int | None
     num_blocks: int | None
     memory_fraction: float | None
+    kv_dtype: KVDType | None
     enable_prefix_caching: bool | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

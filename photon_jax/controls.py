@@ -39,6 +39,28 @@ class LogitsProcessor:
     init_state: object = ()
 
 
+class TokenMatcher(Protocol):
+    """Follows one sequence and says which tokens may come next.
+
+    Attributes:
+      mask: i32[ceil(V/32)], bit t % 32 of word t // 32 is 1 where token t may come next; never empty while one may.
+      is_complete: whether the sequence may end here.
+    """
+
+    mask: np.ndarray
+    is_complete: bool
+
+    def consume(self, token_id: int) -> bool:
+        """Takes the token that came; returns whether another one may follow."""
+
+
+class TokenGrammar(Protocol):
+    """Which token sequences a request may get; its samples share it."""
+
+    def start(self) -> TokenMatcher:
+        """Returns a matcher for one sequence."""
+
+
 class Encoder(Protocol):
     """The part of a tokenizer that bad words need."""
 

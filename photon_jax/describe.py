@@ -9,6 +9,7 @@ import jax
 
 from photon_jax.cache.kv_cache import bytes_per_block
 from photon_jax.checkpoint.load import OpenedCheckpoint, open_checkpoint
+from photon_jax.config import KVDType
 from photon_jax.models.config import QuantizationConfig, RopeConfig
 from photon_jax.models.params import Params, abstract_params
 from photon_jax.quantization.report import QuantizationReport, read_report
@@ -34,7 +35,8 @@ class ModelCard:
       num_layers, hidden_size, num_heads, num_kv_heads, head_dim, mlp_size, vocab_size: its shape.
       num_parameters: weights of the checkpoint that are used; a head tied to the embedding counts once.
       has_tied_head: whether the head is the embedding.
-      dtype: of the parameters and the cache in memory.
+      dtype: of the parameters in memory, and of the cache unless kv_dtype says otherwise.
+      kv_dtype: of the keys and values in the cache.
       quantization: how int8 weights are kept in memory, None for none.
       tensor_types: how the file stores its tensors: type -> how many.
       disk_bytes: bytes of the tensors in the file, by part of the model.
@@ -66,6 +68,7 @@ class ModelCard:
     tensor_types: Mapping[str, int]
     disk_bytes: Mapping[str, int]
     memory_bytes: Mapping[str, int]
+    kv_dtype: str
     kv_bytes_per_token: int
     max_position_embeddings: int
     rope: RopeConfig
@@ -89,11 +92,13 @@ def describe_checkpoint(
     dtype: str = "auto",
     quantization: QuantizationConfig | None = None,
     use_generation_config: bool = True,
+    kv_dtype: KVDType = "auto",
 ) -> ModelCard:
     """Returns the card of a checkpoint on disk; reads its headers, its configuration and its tokenizer, no weight.
 
     Args:
       path, dtype, quantization, use_generation_config: as in `load_checkpoint`.
+      kv_dtype: as in CacheConfig.
 
     Raises:
       CheckpointError: the checkpoint is missing, damaged, incomplete, or of a kind that isn't supported.
@@ -101,10 +106,10 @@ def describe_checkpoint(
     opened = open_checkpoint(path, dtype=dtype, use_generation_config=use_generation_config)
     config = opened.config.with_quantization(opened.config.quantization or quantization)
     opened = dataclasses.replace(opened, config=config)
-    return make_card(opened, find_tokenizer(opened.tokenizer_source), abstract_params(config))
+    return make_card(opened, find_tokenizer(opened.tokenizer_source), abstract_params(config), kv_dtype=kv_dtype)
 
 
-def make_card(opened: OpenedCheckpoint, tokenizer: Tokenizer | None, params: Params) -> ModelCard:
+def make_card(opened: OpenedCheckpoint, tokenizer: Tokenizer | None, params: Params, *, kv_dtype: KVDType) -> ModelCard:
     """Returns the card of an opened checkpoint whose parameters are `params`, arrays or their abstract tree."""
     config = opened.config
     sources = [(path, source) for path, leaf in opened.weight_map.leaves.items() for source in leaf]
@@ -130,7 +135,8 @@ def make_card(opened: OpenedCheckpoint, tokenizer: Tokenizer | None, params: Par
         tensor_types={name: types.count(name) for name in dict.fromkeys(types)},
         disk_bytes=_by_part(disk),
         memory_bytes=_by_part(memory),
-        kv_bytes_per_token=bytes_per_block(config, 1),
+        kv_dtype=config.dtype if kv_dtype == "auto" else kv_dtype,
+        kv_bytes_per_token=bytes_per_block(config, 1, kv_dtype),
         max_position_embeddings=config.max_position_embeddings,
         rope=config.rope,
         special_tokens={} if tokenizer is None else tokenizer.special_tokens,
@@ -166,7 +172,7 @@ def _rows(card: ModelCard) -> dict[str, str]:
         "on disk": f"{_sizes_text(card.disk_bytes)}; {_counts_text(card.tensor_types)}",
         "in memory": f"{_sizes_text(card.memory_bytes)}; {card.dtype}{_int8_text(card.quantization)}",
         **({} if card.quantization_report is None else {"int8": str(card.quantization_report)}),
-        "KV cache": f"{card.kv_bytes_per_token:,} bytes a token",
+        "KV cache": f"{card.kv_bytes_per_token:,} bytes a token, {card.kv_dtype}",
         "special tokens": ", ".join(named.values()) or "none",
         "ends a sequence": ", ".join(map(str, card.eos_token_ids)) or "no token",
         "text": "no tokenizer: token ids only"

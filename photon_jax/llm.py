@@ -1,9 +1,10 @@
 """LLM: a checkpoint, its tokenizer and an engine behind a few methods."""
 
+import functools
 import logging
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -13,17 +14,20 @@ from photon_jax.checkpoint.load import LoadedCheckpoint
 from photon_jax.config import EngineConfig, EngineSettings, make_engine_config
 from photon_jax.continuations import Continuations, encode_continuations
 from photon_jax.describe import ModelCard, make_card
-from photon_jax.engine.engine import StartedEngine, start_engine
+from photon_jax.engine.memory import check_fits
 from photon_jax.engine.metrics import EngineMetrics
+from photon_jax.engine.start import StartedEngine, start_engine
 from photon_jax.errors import ConfigError, EngineDeadError, RequestError
 from photon_jax.loading import read_model, take_params
-from photon_jax.local_client import LocalClient, Prompt, Submission
+from photon_jax.local_client import LocalClient
 from photon_jax.models.check_params import check_params
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
-from photon_jax.progress import request_bar
+from photon_jax.outputs import RequestOutput, ScoreOutput
+from photon_jax.progress import OnProgress, compile_bar, request_bar, when_finished
 from photon_jax.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
-from photon_jax.request import RequestOutput, SamplingParams, ScoreOutput
+from photon_jax.request import SamplingParams
+from photon_jax.submission import Prompt, Submission
 from photon_jax.text.tokenizer import Tokenizer, find_tokenizer
 
 Messages = Sequence[Mapping[str, object]]
@@ -52,7 +56,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         engine_config: EngineConfig | None = None,
         seed: int = 0,
-        progress: bool = True,
+        progress: bool | OnProgress = True,
         **settings: Unpack[EngineSettings],
     ) -> None:
         """Loads a checkpoint, or takes parameters in hand, and starts an engine on it.
@@ -66,7 +70,8 @@ class LLM:
           tokenizer: instead of the checkpoint's own.
           engine_config: all settings at once, instead of single ones.
           seed: of the key from which requests without a seed of their own draw one.
-          progress: whether to show a bar while loading and a line when ready, on standard error.
+          progress: whether to show a bar while loading and a line when ready, on standard error; or a function that is
+            told instead: "loading" with bytes done and in all, then "compiling" with step programs.
           **settings: fields of EngineConfig and its parts, see EngineSettings.
 
         Raises:
@@ -78,22 +83,31 @@ class LLM:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be an integer, got {seed!r}")
         if params is None and config is None:
-            checkpoint = read_model("demo" if model is None else model, engine_config, progress)
+            fits = functools.partial(check_fits, config=engine_config)
+            checkpoint = read_model("demo" if model is None else model, engine_config, progress, fits)
         elif params is None or config is None or model is not None:
             raise ConfigError("give a model, or params and their config; not more, and not one of the two alone")
         else:
             checkpoint = take_params(params, config, engine_config)
         self._owns_params = params is None
-        self._start(checkpoint, tokenizer or find_tokenizer(checkpoint.tokenizer_source), engine_config, seed)
-        self._report_ready(time.perf_counter() - begin, progress)
+        self._start(checkpoint, tokenizer or find_tokenizer(checkpoint.tokenizer_source), engine_config, seed, progress)
+        self._report_ready(time.perf_counter() - begin, progress is True)
 
     def _start(
-        self, checkpoint: LoadedCheckpoint, tokenizer: Tokenizer | None, engine_config: EngineConfig, seed: int
+        self,
+        checkpoint: LoadedCheckpoint,
+        tokenizer: Tokenizer | None,
+        engine_config: EngineConfig,
+        seed: int,
+        progress: bool | OnProgress,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.tokenizer = tokenizer
-        self._card = make_card(checkpoint, tokenizer, checkpoint.params)
-        self._started: StartedEngine | None = start_engine(checkpoint.params, checkpoint.config, engine_config)
+        self._card = make_card(checkpoint, tokenizer, checkpoint.params, kv_dtype=engine_config.cache.kv_dtype)
+        with compile_bar(progress) as on_program:
+            self._started: StartedEngine | None = start_engine(
+                checkpoint.params, checkpoint.config, engine_config, on_program
+            )
         self.params: Params = self._started.runner.params
         self._client = LocalClient(
             self._started.engine,
@@ -107,8 +121,9 @@ class LLM:
     def _report_ready(self, seconds: float, progress: bool) -> None:
         started = self._engine()
         line = (
-            f"ready in {seconds:.1f} s: {started.num_programs} step programs "
-            f"({started.num_compiles} compiled or fetched); {self.memory_report()}"
+            f"ready in {seconds:.1f} s: {started.num_programs} step programs, "
+            f"{started.num_compiles - started.num_fetched} compiled and {started.num_fetched} from the compile cache; "
+            f"{self.memory_report()}"
         )
         logging.info(line)
         if progress:
@@ -120,6 +135,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
+        on_output: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Returns the continuation of each prompt, in the prompts' order.
 
@@ -127,11 +143,12 @@ class LLM:
           prompts: a text, the token ids of one prompt, or a list of either.
           sampling_params: for all prompts, or one for each.
           progress: whether to show a bar with requests and tokens per second.
+          on_output: called as prompts finish, with the place of the prompt and its output.
 
         Raises:
           RequestError: a prompt or its params can't be served; nothing has run then.
         """
-        return self._generate(encode_each(as_list(prompts), self._encode), sampling_params, progress)
+        return self._generate(encode_each(as_list(prompts), self._encode), sampling_params, progress, on_output)
 
     def chat(
         self,
@@ -167,11 +184,21 @@ class LLM:
 
     @overload
     def score(
-        self, prompts: PromptLike | Sequence[PromptLike], continuations: None = None, *, progress: bool = True
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        continuations: None = None,
+        *,
+        progress: bool = True,
+        on_output: Callable[[int, ScoreOutput], None] | None = None,
     ) -> list[ScoreOutput]: ...
     @overload
     def score(
-        self, prompts: PromptLike | Sequence[PromptLike], continuations: Continuations, *, progress: bool = True
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        continuations: Continuations,
+        *,
+        progress: bool = True,
+        on_output: Callable[[int, ScoreOutput], None] | None = None,
     ) -> list[ScoreOutput] | list[list[ScoreOutput]]: ...
     def score(
         self,
@@ -179,6 +206,7 @@ class LLM:
         continuations: Continuations | None = None,
         *,
         progress: bool = True,
+        on_output: Callable[[int, ScoreOutput], None] | None = None,
     ) -> list[ScoreOutput] | list[list[ScoreOutput]]:
         """Returns log-probabilities of tokens that are given, each given the tokens before it.
 
@@ -189,6 +217,7 @@ class LLM:
             tokenized together with its prompt, and begins after as many tokens as the prompt has alone; ids are taken
             as they are. Several continuations of one prompt share its computation.
           progress: whether to show a bar with finished requests.
+          on_output: called as scores are there, with the place among all continuations and the score.
 
         Raises:
           RequestError: a prompt or a continuation can't be scored; nothing has run then.
@@ -200,14 +229,34 @@ class LLM:
         flat = [each for group in groups for each in group]
         owners = [index for index, group in enumerate(groups) for _ in group]
         params = [SamplingParams(max_tokens=1, temperature=0.0)] * len(flat)
-        outputs = iter([each.score_output() for each in self._run(flat, params, progress, score=True, owners=owners)])
+        submissions = self._run(
+            flat,
+            params,
+            progress,
+            score=True,
+            owners=owners,
+            on_finished=None if on_output is None else lambda index, each: on_output(index, each.score_output()),
+        )
+        outputs = iter([each.score_output() for each in submissions])
         nested = [[next(outputs) for _ in group] for group in groups]
         return nested if has_several else [output for (output,) in nested]
+
+    @property
+    def client(self) -> LocalClient:
+        """What takes prompts and runs the steps, for whoever serves the LLM in a way of their own, as AsyncLLM does."""
+        self._engine()
+        return self._client
 
     @property
     def weights_version(self) -> int:
         """How often `update_params` replaced the weights."""
         return self._engine().engine.weights_version
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that the model reads of one sequence at most."""
+        started = self._engine()
+        return min(started.max_model_len, started.layout.max_tokens)
 
     def update_params(self, params: Params) -> int:
         """Replaces the weights, also while other threads generate; returns the new weights version.
@@ -265,6 +314,11 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def started(self) -> StartedEngine:
+        """The engine with what its start found out, for tools that look inside."""
+        return self._engine()
+
     def _engine(self) -> StartedEngine:
         if self._started is None:
             raise EngineDeadError("this LLM is closed; make a new one")
@@ -275,9 +329,17 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
+        on_output: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         params = params_for_each(sampling_params, len(prompts))
-        return [submission.output() for submission in self._run(prompts, params, progress, score=False)]
+        submissions = self._run(
+            prompts,
+            params,
+            progress,
+            score=False,
+            on_finished=None if on_output is None else lambda index, each: on_output(index, each.output()),
+        )
+        return [submission.output() for submission in submissions]
 
     def _run(
         self,
@@ -287,10 +349,11 @@ class LLM:
         *,
         score: bool,
         owners: Sequence[int] | None = None,
+        on_finished: Callable[[int, Submission], None] | None = None,
     ) -> list[Submission]:
         self._engine()
         submissions = self._client.submit_all(prompts, params, score=score, owners=owners)
-        with request_bar(submissions, progress) as on_step:
+        with request_bar(submissions, progress) as show, when_finished(submissions, on_finished, show) as on_step:
             self._client.run(submissions, on_step)
         return submissions
 

@@ -1,6 +1,7 @@
 """What an LLM starts from: a checkpoint that is found and read, or parameters that the caller holds."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,12 +14,20 @@ from photon_jax.errors import CheckpointError, ConfigError
 from photon_jax.models.check_params import check_params
 from photon_jax.models.config import ModelConfig, QuantizationConfig
 from photon_jax.models.params import Params, abstract_params, num_bytes
-from photon_jax.progress import loading_bar
+from photon_jax.progress import OnProgress, loading_bar
 from photon_jax.quantization.weights import with_int8_activations
 
 
-def read_model(model: str | Path, config: EngineConfig, progress: bool) -> LoadedCheckpoint:
+def read_model(
+    model: str | Path,
+    config: EngineConfig,
+    progress: bool | OnProgress,
+    on_config: Callable[[ModelConfig], None] | None = None,
+) -> LoadedCheckpoint:
     """Returns the checkpoint that a name stands for, its weights as the engine config asks for them.
+
+    Args:
+      on_config: called before the first weight is read; it may refuse what it gets.
 
     Raises:
       CheckpointError: the checkpoint can't be used.
@@ -35,6 +44,7 @@ def read_model(model: str | Path, config: EngineConfig, progress: bool) -> Loade
             dtype=config.dtype,
             quantization=weights_quantization(config),
             on_tensor=on_tensor,
+            on_config=on_config,
             use_generation_config=config.use_generation_config,
         )
     return dataclasses.replace(loaded, params=_with_activations(loaded.params, loaded.config, config))

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,139 +14,29 @@ from photon_jax.controls import bad_word_ids, check_a_token_is_left
 from photon_jax.engine.controls import check_processor
 from photon_jax.engine.engine import Engine
 from photon_jax.errors import RequestError, naming_prompt
+from photon_jax.histogram import SECONDS, Histogram
 from photon_jax.models.params import Params
-from photon_jax.request import (
-    MAX_STOP_IDS,
-    CompletionOutput,
-    FinishReason,
-    PromptLogprobs,
-    Request,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
-    ScoreOutput,
-    TokenDelta,
-    TokenLogprobs,
-)
+from photon_jax.outputs import FinishReason, RequestOutput, TokenDelta
+from photon_jax.request import MAX_STOP_IDS, Request, SamplingParams
+from photon_jax.submission import Prompt, Sample, SamplePart, Submission
 from photon_jax.text.stream import TextStream
 from photon_jax.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from photon_jax.text.grammar import Grammar, Grammars
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """A prompt as token ids, with the text that they were made of, if any.
-
-    Attributes:
-      score_start: where a continuation begins that is to be scored; None to score all tokens after the first.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str | None = None
-    score_start: int | None = None
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Sample:
-    """One sequence of a submission as far as it has come."""
-
-    request: Request
-    stream: TextStream
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    top_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
-    top_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    scores: PromptLogprobs | None = None
-    num_preemptions: int = 0
-    weights_version: int | None = None
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Submission:
-    """A prompt that was submitted: its samples, and when what happened (seconds of `time.perf_counter`)."""
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams
-    samples: list[_Sample]
-    submitted_at: float
-    started_at: float | None = None
-    first_token_at: float | None = None
-    ended_at: float | None = None
-    num_cached_tokens: int = 0
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all samples have ended."""
-        return all(sample.finish_reason is not None for sample in self.samples)
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens of all samples so far."""
-        return sum(len(sample.token_ids) for sample in self.samples)
-
-    def output(self) -> RequestOutput:
-        """Returns what has come so far."""
-        now = self.ended_at or time.perf_counter()
-        first = self.first_token_at
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt.text,
-            prompt_token_ids=self.prompt.token_ids,
-            outputs=tuple(self._completion(index, sample) for index, sample in enumerate(self.samples)),
-            sampling_params=self.params,
-            num_cached_tokens=self.num_cached_tokens,
-            metrics=RequestMetrics(
-                queue_s=(self.started_at or now) - self.submitted_at,
-                time_to_first_token_s=None if first is None else first - self.submitted_at,
-                total_s=now - self.submitted_at,
-                num_preemptions=sum(sample.num_preemptions for sample in self.samples),
-            ),
-            prompt_logprobs=self.samples[0].scores,
-        )
-
-    def _completion(self, index: int, sample: _Sample) -> CompletionOutput:
-        table = _stack(sample.logprobs, (len(sample.token_ids), 3), np.float32)
-        num_top = self.params.logprobs or 0
-        logprobs = TokenLogprobs(
-            raw=table[:, 0],
-            tempered=table[:, 1],
-            sampling=table[:, 2],
-            top_ids=_stack(sample.top_ids, (len(table), num_top), np.int32),
-            top_logprobs=_stack(sample.top_logprobs, (len(table), num_top), np.float32),
-        )
-        return CompletionOutput(
-            index=index,
-            text=sample.stream.text,
-            token_ids=tuple(sample.token_ids),
-            logprobs=None if self.params.logprobs is None else logprobs,
-            cumulative_logprob=float(table[:, 0].sum(dtype=np.float64)),
-            finish_reason=sample.finish_reason,
-            stop_reason=sample.stop_reason,
-            weights_version=sample.weights_version,
-        )
-
-    def score_output(self) -> ScoreOutput:
-        """Returns the scores of a finished score submission."""
-        scores, ids, start = self.samples[0].scores, self.prompt.token_ids, self.prompt.score_start
-        assert scores is not None, f"{self.request_id} has no scores"
-        return ScoreOutput(
-            prompt_token_ids=ids[:start],
-            token_ids=ids[1 if start is None else start :],
-            logprobs=scores.logprobs,
-            is_greedy=scores.is_greedy,
-            weights_version=self.samples[0].weights_version,
-        )
-
-
-def _stack(parts: list[np.ndarray], shape: tuple[int, int], dtype: type[np.generic]) -> np.ndarray:
-    """Returns the parts below each other; there may be none."""
-    return np.concatenate([np.zeros((0, shape[1]), dtype), *parts]).reshape(shape)
+_ABORTED = SamplePart((), "", np.zeros((0, 3), np.float32), None, None, FinishReason.ABORT.value)
 
 
 class LocalClient:
-    """Submits prompts and runs the engine's steps; several callers, also in threads, each get their own results."""
+    """Submits prompts and runs the engine's steps; several callers, also in threads, each get their own results.
+
+    Attributes:
+      engine: its scheduler's books are written under a lock of the client: others only read them.
+      num_prompt_tokens: of the prompts whose computation began.
+      num_output_tokens: that were given out.
+      token_gaps: seconds between the tokens of a sequence.
+    """
 
     def __init__(
         self,
@@ -165,10 +56,18 @@ class LocalClient:
           sampling_defaults: of a generation_config, for params that are not given.
           seed_words: of the key from which requests without a seed draw theirs.
         """
-        self._engine = engine
+        self.engine = engine
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0
+        self.token_gaps = Histogram(SECONDS)
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars: Grammars | None = None
+        if tokenizer is not None:
+            from photon_jax.text import grammar
+
+            self._grammars = grammar.Grammars(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         defaults = sampling_defaults or {}
         self._sampling_defaults = {name: value for name, value in defaults.items() if value is not None}
         self._seed_words = tuple(seed_words)
@@ -178,7 +77,7 @@ class LocalClient:
         # wants a turn holds this meanwhile, and a step begins only when nobody does.
         self._turn = threading.Lock()
         self._update = threading.Lock()  # one update of the weights at a time
-        self._live: dict[str, tuple[Submission, _Sample]] = {}  # by request id
+        self._live: dict[str, tuple[Submission, Sample]] = {}  # by request id
 
     def submit_all(
         self,
@@ -210,33 +109,60 @@ class LocalClient:
         return submissions
 
     def _submit(self, prompt: Prompt, params: SamplingParams, score: bool) -> Submission:
+        submission = self.prepare(prompt, params, score=score)
+        self.enqueue(submission)
+        return submission
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, *, score: bool, request_id: str | None = None
+    ) -> Submission:
+        """Returns a submission that `enqueue` will take; it waits for no step, so that an event loop may call it.
+
+        Args:
+          request_id: None counts them.
+
+        Raises:
+          RequestError: it can never be served.
+        """
         self._check_ids("prompt_token_ids", prompt.token_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
-        scheduler = self._engine.scheduler
+        limits = self.engine.scheduler.limits
         resolved = params.resolve(self._sampling_defaults)
         if resolved.max_tokens is None:
-            room = max(scheduler.max_new_tokens(len(prompt.token_ids)), 1, params.min_tokens)
+            room = max(limits.max_new_tokens(len(prompt.token_ids)), 1, params.min_tokens)
             resolved = dataclasses.replace(resolved, max_tokens=room)
         index = next(self._indices)
-        requests = self._make_requests(index, prompt, resolved, score)
-        samples = [_Sample(request, TextStream(self._tokenizer, resolved)) for request in requests]
-        submission = Submission(f"request-{index}", prompt, resolved, samples, time.perf_counter())
-        try:
-            with self._lock:
-                for sample in samples:
-                    scheduler.add(sample.request)
+        request_id = f"request-{index}" if request_id is None else request_id
+        requests = self._make_requests(index, request_id, prompt, resolved, score)
+        limits.num_slots(requests[0])
+        samples = [Sample(request, TextStream(self._tokenizer, resolved)) for request in requests]
+        return Submission(request_id, prompt, resolved, samples, time.perf_counter())
+
+    def enqueue(self, submission: Submission) -> None:
+        """Puts all samples of a submission in the engine's queue, or none; it waits for the step that runs.
+
+        Raises:
+          RequestError: its id is taken.
+          CapacityError: the queue is full.
+        """
+        with self._lock:
+            try:
+                for sample in submission.samples:
+                    self.engine.scheduler.add(sample.request)
                     self._live[sample.request.request_id] = (submission, sample)
-        except BaseException:
-            self.abort_all([submission])
-            raise
-        return submission
+            except BaseException:
+                for sample in submission.samples:
+                    self._take_out(sample)
+                raise
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         wrong = next((i for i in ids if not 0 <= i < self._vocab_size), None)
         if wrong is not None:
             raise RequestError(f"{name} holds {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
 
-    def _make_requests(self, index: int, prompt: Prompt, params: SamplingParams, score: bool) -> list[Request]:
+    def _make_requests(
+        self, index: int, request_id: str, prompt: Prompt, params: SamplingParams, score: bool
+    ) -> list[Request]:
         stop_ids = dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)))
         if len(stop_ids) > MAX_STOP_IDS:
             raise RequestError(
@@ -248,10 +174,11 @@ class LocalClient:
             seed = int(params.seed)
             words = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
         bad_words = () if score else self._check_controls(params, tuple(stop_ids))
+        grammar = None if score else self._grammar_of(params, tuple(stop_ids), bad_words)
         unscored = dataclasses.replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
         return [
             Request(
-                request_id=f"request-{index}-{sample_index}",
+                request_id=f"{request_id}-{sample_index}",
                 prompt_token_ids=prompt.token_ids,
                 params=params if sample_index == 0 else unscored,
                 stop_token_ids=tuple(stop_ids),
@@ -259,6 +186,7 @@ class LocalClient:
                 sample_index=sample_index,
                 score=score,
                 bad_word_ids=bad_words,
+                grammar=grammar,
                 score_start=prompt.score_start or 1,
             )
             for sample_index in range(params.n)
@@ -276,6 +204,18 @@ class LocalClient:
         if params.processor is not None:
             check_processor(params.processor, self._vocab_size)
         return bad_words
+
+    def _grammar_of(
+        self, params: SamplingParams, stop_ids: tuple[int, ...], bad_words: tuple[tuple[int, ...], ...]
+    ) -> "Grammar | None":
+        if params.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("structured_outputs need a tokenizer and the checkpoint has none; leave them out")
+        banned = [word[0] for word in bad_words if len(word) == 1]
+        return self._grammars.grammar(
+            params.structured_outputs, stop_ids=stop_ids, min_tokens=params.min_tokens, banned_ids=banned
+        )
 
     def run(self, submissions: Sequence[Submission], on_step: Callable[[], None] | None = None) -> None:
         """Steps the engine until all submissions are finished; on any error or interrupt they are aborted."""
@@ -316,10 +256,17 @@ class LocalClient:
         now = time.perf_counter()
         with self._lock:
             for submission, sample in ((each, sample) for each in submissions for sample in each.samples):
-                request_id = sample.request.request_id
-                if request_id in self._live:
-                    self._engine.scheduler.abort(request_id)
-                    self._end(submission, sample, FinishReason.ABORT, None, now)
+                if sample.finish_reason is None:
+                    self._take_out(sample)
+                    self._append(submission, sample, _ABORTED, now)
+
+    def _take_out(self, sample: Sample) -> None:
+        """Ends a sample in the engine; does nothing for one that is not there, though another of its id may be."""
+        request_id = sample.request.request_id
+        live = self._live.get(request_id)
+        if live is not None and live[1] is sample:
+            self.engine.scheduler.abort(request_id)
+            del self._live[request_id]
 
     def close(self) -> None:
         """Ends what is unfinished of all submissions; iterators that are open yield it as their last output."""
@@ -331,15 +278,15 @@ class LocalClient:
         Sequences that have not begun wait until then, also those that are submitted meanwhile. Other threads go on
         taking their turns, and their results.
         """
-        scheduler = self._engine.scheduler
+        scheduler = self.engine.scheduler
         with self._update:
             try:
                 scheduler.admits_new = False
                 while True:
                     with self._turn, self._lock:
                         if not scheduler.has_begun:
-                            self._engine.set_params(params)
-                            return self._engine.weights_version
+                            self.engine.set_params(params)
+                            return self.engine.weights_version
                         self._step()
             finally:
                 scheduler.admits_new = True
@@ -352,44 +299,60 @@ class LocalClient:
             self._step()
 
     def _step(self) -> None:
-        deltas = self._engine.step()
+        deltas = self.engine.step()
         now = time.perf_counter()
-        for item in self._engine.last_plan.scheduled:
+        for item in self.engine.last_plan.scheduled:
             live = self._live.get(item.seq.request_id)
             if live is not None:
                 submission, sample = live
-                submission.started_at = submission.started_at or now
+                if submission.started_at is None:
+                    submission.started_at = now
+                    self.num_prompt_tokens += len(submission.prompt.token_ids)
                 sample.num_preemptions = item.seq.num_preemptions
+                submission.note_progress(item.start + item.num_new_tokens)
         for delta in deltas:
             live = self._live.get(delta.request_id)
             if live is not None:
                 self._take(delta, *live, now)
 
-    def _take(self, delta: TokenDelta, submission: Submission, sample: _Sample, now: float) -> None:
-        sample.weights_version = self._engine.weights_version
+    def _take(self, delta: TokenDelta, submission: Submission, sample: Sample, now: float) -> None:
+        sample.weights_version = self.engine.weights_version
         if delta.new_token_ids:
             submission.first_token_at = submission.first_token_at or now
         submission.num_cached_tokens = max(submission.num_cached_tokens, delta.num_cached_tokens)
+        sample.scores = delta.scores or sample.scores
         ended_by_id = delta.stop_token_id is not None
         text = sample.stream.push(delta.new_token_ids, delta.finish_reason is not None, ended_by_stop_id=ended_by_id)
-        num_kept = text.num_tokens - len(sample.token_ids)
-        sample.token_ids += delta.new_token_ids[:num_kept]
-        sample.logprobs.append(delta.logprobs[:num_kept])
-        if delta.top_ids is not None and delta.top_logprobs is not None:
-            sample.top_ids.append(delta.top_ids[:num_kept])
-            sample.top_logprobs.append(delta.top_logprobs[:num_kept])
-        sample.scores = delta.scores or sample.scores
+        reason, stop_reason = delta.finish_reason, text.stop_reason
         if text.stop_reason is not None:
-            self._engine.scheduler.finish(delta.request_id)
-            self._end(submission, sample, FinishReason.STOP, text.stop_reason, now)
-        elif delta.finish_reason is not None:
-            reason = delta.stop_token_id if delta.stop_token_id in submission.params.stop_token_ids else None
-            self._end(submission, sample, delta.finish_reason, reason, now)
+            self.engine.scheduler.finish(delta.request_id)
+            reason = FinishReason.STOP
+        if reason is not None:
+            del self._live[delta.request_id]
+        num_kept = text.num_tokens - sample.num_tokens
+        part = SamplePart(
+            token_ids=delta.new_token_ids[:num_kept],
+            text=text.text,
+            logprobs=delta.logprobs[:num_kept],
+            top_ids=None if delta.top_ids is None else delta.top_ids[:num_kept],
+            top_logprobs=None if delta.top_logprobs is None else delta.top_logprobs[:num_kept],
+            finish_reason=None if reason is None else reason.value,
+            stop_reason=stop_reason or _if_asked(delta.stop_token_id, submission.params),
+        )
+        self._append(submission, sample, part, now)
 
-    def _end(
-        self, submission: Submission, sample: _Sample, reason: FinishReason, stop_reason: int | str | None, now: float
-    ) -> None:
-        sample.finish_reason, sample.stop_reason = reason.value, stop_reason
-        del self._live[sample.request.request_id]
-        if submission.is_finished:
+    def _append(self, submission: Submission, sample: Sample, part: SamplePart, now: float) -> None:
+        num_new = len(part.token_ids)
+        self.num_output_tokens += num_new
+        if num_new and sample.last_token_at is not None:
+            self.token_gaps.add((now - sample.last_token_at) / num_new, num_new)
+        sample.last_token_at = now if num_new else sample.last_token_at
+        if part.finish_reason is not None:
             submission.ended_at = now
+        sample.append(part)
+        submission.note_change()
+
+
+def _if_asked(stop_token_id: int | None, params: SamplingParams) -> int | None:
+    """Returns the stop id if it is one of the user's, None if it is the model's own."""
+    return stop_token_id if stop_token_id in params.stop_token_ids else None

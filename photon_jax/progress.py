@@ -1,24 +1,28 @@
-"""Progress bars on standard error."""
+"""What is told while requests run: bars on standard error, and each request that finishes."""
 
+import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tqdm import tqdm
 
-from photon_jax.local_client import Submission
+from photon_jax.submission import Submission
 
 REFRESH_S = 0.1
+OnProgress = Callable[[str, int, int], None]  # what is done ("loading" bytes, "compiling" programs), how much, of what
 
 
 @contextlib.contextmanager
-def loading_bar(enabled: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Shows the bytes of a checkpoint that were read; yields what to call after each tensor."""
-    with tqdm(desc="loading", unit="B", unit_scale=True, unit_divisor=1024, disable=not enabled) as bar:
+def loading_bar(progress: bool | OnProgress) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows or tells the bytes of a checkpoint that were read; yields what to call after each tensor."""
+    with tqdm(desc="loading", unit="B", unit_scale=True, unit_divisor=1024, disable=progress is not True) as bar:
 
         def on_tensor(_: str, num_done: int, num_total: int) -> None:
             bar.total = num_total
             bar.update(num_done - bar.n)
+            if callable(progress):
+                progress("loading", num_done, num_total)
 
         yield on_tensor
 
@@ -47,6 +51,50 @@ def request_bar(submissions: Sequence[Submission], enabled: bool) -> Iterator[Ca
 
 def _do_nothing() -> None:
     pass
+
+
+@contextlib.contextmanager
+def compile_bar(progress: bool | OnProgress) -> Iterator[Callable[[int, int], None]]:
+    """Shows or tells how many programs are compiled; yields what to call with how many are done, of how many."""
+    with tqdm(desc="compiling", unit="program", disable=progress is not True) as bar:
+
+        def on_program(num_done: int, num_total: int) -> None:
+            bar.total = num_total
+            bar.update(num_done - bar.n)
+            if callable(progress):
+                progress("compiling", num_done, num_total)
+
+        yield on_program
+
+
+@contextlib.contextmanager
+def when_finished(
+    submissions: Sequence[Submission],
+    on_finished: Callable[[int, Submission], None] | None,
+    on_step: Callable[[], None],
+) -> Iterator[Callable[[], None]]:
+    """Yields what to call after each step, which calls `on_step`, and `on_finished` once for each finished submission.
+
+    Requests start in their order, so a step looks only at those before the first that has not started.
+    """
+    waiting = collections.deque(enumerate(submissions))
+    running: list[tuple[int, Submission]] = []
+
+    def tell() -> None:
+        nonlocal running
+        on_step()
+        while waiting and waiting[0][1].started_at is not None:
+            running.append(waiting.popleft())
+        ended = [pair for pair in running if pair[1].is_finished]
+        running = [pair for pair in running if not pair[1].is_finished]
+        for index, submission in ended:
+            on_finished(index, submission)  # type: ignore[misc]  # only called where it is there
+
+    if on_finished is None:
+        yield on_step
+    else:
+        yield tell
+        tell()  # another thread may have stepped last
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from photon_jax.errors import RequestError, naming_prompt
-from photon_jax.local_client import Prompt
 from photon_jax.request import SamplingParams
+from photon_jax.submission import Prompt
 from photon_jax.text.tokenizer import Tokenizer
 
 PromptLike = str | Sequence[int]

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from photon_jax.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from photon_jax.checkpoint.load import LoadedCheckpoint, OpenedCheckpoint, load_checkpoint, open_checkpoint
 from photon_jax.checkpoint.orbax_io import check_target, save_checkpoint
 from photon_jax.convert import companion_files, plain_dtype
 from photon_jax.errors import ConfigError
@@ -14,11 +15,14 @@ from photon_jax.models.config import ModelConfig, QuantizationConfig
 from photon_jax.models.params import Params, abstract_params
 from photon_jax.progress import count_bar, loading_bar
 from photon_jax.quantization.calibrate import measure_importance, scale_inputs, search_clip
+from photon_jax.quantization.int8 import QuantizedLinear
 from photon_jax.quantization.report import (
     REPORT_NAME,
+    MatrixError,
     QuantizationReport,
     TextLoss,
     compare_on_text,
+    matrix_error,
     matrix_errors,
     text_windows,
 )
@@ -43,7 +47,8 @@ def quantize(
 ) -> QuantizationReport:
     """Writes an int8 checkpoint that `LLM(folder)` loads, with nothing else needed; returns what it cost.
 
-    The model is read in float32 and lies on the device whole while it is calibrated and compared.
+    Without texts the model is rounded tensor by tensor, and is never whole but as int8. With one it lies on the device
+    whole in float32 while it is calibrated and compared.
 
     Args:
       model: what `LLM` loads, not int8 yet.
@@ -62,23 +67,57 @@ def quantize(
     """
     target = Path(folder).expanduser()
     check_target(target, overwrite=overwrite)  # before the long part
-    with loading_bar(progress) as on_tensor:
-        loaded = load_checkpoint(model, dtype="float32", on_tensor=on_tensor)
-    if loaded.config.quantization is not None:
-        raise ConfigError(f"{loaded.path} is int8 already; quantize the model that it was made of")
-    abstract_params(loaded.config.with_quantization(quantization))  # raises where a group is too large
-    eval_windows = [] if eval_text is None else _windows(loaded, eval_text, eval_window, "eval_text")
-    dense, params = _round(loaded, quantization, calibration_text, progress)
-    errors = matrix_errors(dense, params, quantization)
-    report = QuantizationReport(
-        is_calibrated=calibration_text is not None,
-        matrices=tuple(errors),
-        text_loss=_compare(loaded, params, eval_windows, progress),
-    )
-    config = dataclasses.replace(loaded.config, dtype=plain_dtype(loaded.config, dtype), quantization=quantization)
-    files = {**companion_files(loaded.path, loaded.tokenizer_source), REPORT_NAME: report.to_json()}
+    opened = open_checkpoint(model, dtype="float32")
+    if opened.config.quantization is not None:
+        raise ConfigError(f"{opened.path} is int8 already; quantize the model that it was made of")
+    config = dataclasses.replace(opened.config, dtype=plain_dtype(opened.config, dtype), quantization=quantization)
+    abstract_params(config)  # raises where a group is too large
+    if calibration_text is None and eval_text is None:
+        params, report = _stream(opened, config, progress)
+    else:
+        params, report = _round_whole(opened, quantization, calibration_text, eval_text, eval_window, progress)
+    files = {**companion_files(opened.path, opened.tokenizer_source), REPORT_NAME: report.to_json()}
     save_checkpoint(target, _cast(params, config), config, files=files, overwrite=overwrite)
     return report
+
+
+def _stream(opened: OpenedCheckpoint, config: ModelConfig, progress: bool) -> tuple[Params, QuantizationReport]:
+    """Returns the parameters as they are rounded while the file is read, and the errors found on the way."""
+    found: dict[str, MatrixError] = {}
+
+    def on_rounded(name: str, weight: np.ndarray, layer: QuantizedLinear) -> None:
+        found[name] = matrix_error(name, weight, layer)
+
+    quantization = config.quantization
+    assert quantization is not None
+    with loading_bar(progress) as on_tensor:
+        loaded = load_checkpoint(
+            opened.path, dtype=config.dtype, quantization=quantization, on_tensor=on_tensor, on_rounded=on_rounded
+        )
+    names = matrix_names(loaded.params, quantization)
+    errors = [found.get(name) or MatrixError.none(name) for name in names]  # int8 in the file: taken as it is
+    return loaded.params, QuantizationReport(is_calibrated=False, matrices=tuple(errors), text_loss=None)
+
+
+def _round_whole(
+    opened: OpenedCheckpoint,
+    quantization: QuantizationConfig,
+    calibration_text: str | None,
+    eval_text: str | None,
+    eval_window: int,
+    progress: bool,
+) -> tuple[Params, QuantizationReport]:
+    """Returns the parameters, rounded on the device from float32 ones, and what the texts say about them."""
+    with loading_bar(progress) as on_tensor:
+        loaded = load_checkpoint(opened.path, dtype="float32", on_tensor=on_tensor)
+    eval_windows = [] if eval_text is None else _windows(loaded, eval_text, eval_window, "eval_text")
+    dense, params = _round(loaded, quantization, calibration_text, progress)
+    report = QuantizationReport(
+        is_calibrated=calibration_text is not None,
+        matrices=tuple(matrix_errors(dense, params, quantization)),
+        text_loss=_compare(loaded, params, eval_windows, progress),
+    )
+    return params, report
 
 
 def _round(

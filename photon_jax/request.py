@@ -1,16 +1,14 @@
-"""What a caller asks and what comes back: sampling parameters, requests, outputs. Host only."""
+"""What a caller asks: sampling parameters and requests. Host only."""
 
 import dataclasses
-import enum
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
-
-import numpy as np
+from typing import Literal, get_args
 
 from photon_jax.controls import (
     BadWord,
     LogitsProcessor,
     ProcessorFn,
+    TokenGrammar,
     as_allowed_token_ids,
     as_bad_words,
     as_logit_bias,
@@ -19,6 +17,7 @@ from photon_jax.controls import (
     is_number,
 )
 from photon_jax.errors import RequestError
+from photon_jax.structured_outputs import StructuredOutputs, as_structured_outputs
 
 MAX_STOP_IDS = 32
 MAX_STOP_STRINGS = 64
@@ -27,14 +26,6 @@ MAX_LOGPROBS = 20
 CODE_FIELDS = frozenset({"logits_processor"})  # of SamplingParams: no flag and no file can give them
 
 LogprobsKind = Literal["raw", "tempered", "sampling"]
-
-
-class FinishReason(enum.Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
 
 
 _NEUTRAL: dict[str, object] = {
@@ -54,10 +45,11 @@ class SamplingParams:
     default; the values used come back on the RequestOutput.
 
     A step changes the logits in this order: logits_processor; repetition_penalty; frequency_penalty and
-    presence_penalty; logit_bias; bad_words and allowed_token_ids, whose tokens are ruled out whatever their bias;
-    stop ids before min_tokens; temperature; top_k, of the rest top_p, of the rest min_p. Greedy decoding takes the
-    best token before the temperature. Which tokens count for a penalty depends on the request's own prompt and output
-    alone, not on how they were computed: in chunks, again after a preemption, or not at all for the prefix cache.
+    presence_penalty; logit_bias; bad_words, allowed_token_ids and structured_outputs, whose tokens are ruled out
+    whatever their bias; stop ids before min_tokens; temperature; top_k, of the rest top_p, of the rest min_p. Greedy
+    decoding takes the best token before the temperature. Which tokens count for a penalty depends on the request's own
+    prompt and output alone, not on how they were computed: in chunks, again after a preemption, or not at all for the
+    prefix cache.
 
     Attributes:
       n: samples to draw of the prompt; sample i has its own noise. With the prefix cache they share its full blocks.
@@ -76,6 +68,9 @@ class SamplingParams:
         ends with those before it; where that would leave no token at all, it is allowed.
       logits_processor: a function `(state, logits, token, position) -> (state, logits)`, or a LogitsProcessor that
         holds one with its first state.
+      structured_outputs: the form that the text must have, see StructuredOutputs, or its fields as a dictionary; not
+        together with allowed_token_ids. It comes before min_tokens and bad_words: where the form leaves only bad
+        words, they are allowed, and where nothing can follow, the answer ends.
       max_tokens: output tokens at most. Default: the rest of the context.
       min_tokens: stop ids are masked and stop strings ignored before this many output tokens.
       stop: strings that end the output when they appear in its text; a string or several.
@@ -102,6 +97,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[BadWord, ...] | list[BadWord] = ()
     logits_processor: LogitsProcessor | ProcessorFn | None = None
+    structured_outputs: StructuredOutputs | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] | list[str] | str = ()
@@ -160,6 +156,9 @@ class SamplingParams:
         object.__setattr__(self, "allowed_token_ids", as_allowed_token_ids(self.allowed_token_ids))
         object.__setattr__(self, "bad_words", as_bad_words(self.bad_words))
         object.__setattr__(self, "logits_processor", as_logits_processor(self.logits_processor))
+        object.__setattr__(self, "structured_outputs", as_structured_outputs(self.structured_outputs))
+        if self.structured_outputs is not None and self.allowed_token_ids is not None:
+            raise RequestError("structured_outputs and allowed_token_ids can't be combined; leave one of them out")
 
     @property
     def processor(self) -> LogitsProcessor | None:
@@ -215,6 +214,7 @@ class Request:
       sample_index: which of the n samples of its prompt this is.
       score: whether log-probabilities of the prompt's own tokens are all that is asked for (max_tokens is ignored).
       bad_word_ids: the token sequences that its bad_words stand for.
+      grammar: what its structured_outputs were compiled to.
       score_start: the first of the prompt's tokens that is scored, where any are; those before it are its context.
     """
 
@@ -226,6 +226,7 @@ class Request:
     sample_index: int = 0
     score: bool = False
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: TokenGrammar | None = None
     score_start: int = 1
 
     @property
@@ -233,7 +234,7 @@ class Request:
         """Whether its logits are changed before they are sampled, by more than temperature and filters."""
         params = self.params
         changes = (params.presence_penalty, params.frequency_penalty, params.logit_bias, params.logits_processor)
-        is_masked = params.allowed_token_ids is not None or bool(self.bad_word_ids)
+        is_masked = params.allowed_token_ids is not None or bool(self.bad_word_ids) or self.grammar is not None
         return not self.score and (any(changes) or is_masked or params.repetition_penalty not in (None, 1.0))
 
     @property
@@ -245,150 +246,3 @@ class Request:
     def score_positions(self) -> range:
         """Positions at which the prompt's next token is scored."""
         return range(self.score_start - 1, len(self.prompt_token_ids) - 1) if self.wants_scores else range(0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PromptLogprobs:
-    """Log-probabilities of a prompt's own tokens, one entry for each token that is scored.
-
-    Attributes:
-      logprobs: f32[n], of the model's own distribution, given the tokens before.
-      is_greedy: bool[n], whether the token was the argmax (ties: the lowest id).
-      top_ids: i32[n k], the k most likely tokens in its place, the likeliest first (ties: the lowest id first).
-      top_logprobs: f32[n k], theirs.
-    """
-
-    logprobs: np.ndarray
-    is_greedy: np.ndarray
-    top_ids: np.ndarray
-    top_logprobs: np.ndarray
-
-
-class TokenDelta(NamedTuple):
-    """What one step, or several in one dispatch, added to a request.
-
-    Attributes:
-      new_token_ids: one id of each step; empty on an abort and for a score request.
-      logprobs: f32[len(new_token_ids) 3]: raw, after temperature, of the sampling distribution.
-      top_ids, top_logprobs: i32 and f32[len(new_token_ids) k], when the request asks for the k most likely tokens.
-      scores: of the prompt's tokens, with the first new token, or when a score request finishes.
-      num_cached_tokens: prompt tokens that the prefix cache held when the request was first admitted.
-    """
-
-    request_id: str
-    new_token_ids: tuple[int, ...]
-    logprobs: np.ndarray
-    finish_reason: FinishReason | None
-    stop_token_id: int | None = None
-    top_ids: np.ndarray | None = None
-    top_logprobs: np.ndarray | None = None
-    scores: PromptLogprobs | None = None
-    num_cached_tokens: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities of the sampled tokens, one per output token.
-
-    Attributes:
-      raw: f32[n], of the model's own distribution, softmax(logits).
-      tempered: f32[n], after the temperature, softmax(logits / temperature); equals raw for greedy requests.
-      sampling: f32[n], of the distribution that was sampled: after processor, penalties, bias, masks, temperature,
-        top_k, top_p and min_p; 0 for greedy requests.
-      top_ids: i32[n k], the k most likely tokens in each place, the likeliest first (ties: the lowest id first).
-      top_logprobs: f32[n k], theirs, of the kind that logprobs_kind names; -inf for tokens that it rules out.
-    """
-
-    raw: np.ndarray
-    tempered: np.ndarray
-    sampling: np.ndarray
-    top_ids: np.ndarray
-    top_logprobs: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionOutput:
-    """One sample of a request.
-
-    Attributes:
-      finish_reason: "stop", "length" or "abort"; None while it streams.
-      stop_reason: the stop string or stop token id that ended it; None for an end-of-sequence id or another reason.
-      cumulative_logprob: sum of the raw log-probabilities.
-      weights_version: of the weights that made all its tokens, see `LLM.update_params`; None before the first.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: TokenLogprobs | None
-    cumulative_logprob: float
-    finish_reason: str | None
-    stop_reason: int | str | None
-    weights_version: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RequestMetrics:
-    """Times of one request, seconds.
-
-    Attributes:
-      queue_s: from submission to the first step that computed it.
-      time_to_first_token_s: from submission.
-      total_s: from submission to its end.
-      num_preemptions: times its blocks were taken away.
-    """
-
-    queue_s: float
-    time_to_first_token_s: float | None
-    total_s: float
-    num_preemptions: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RequestOutput:
-    """What came of one prompt.
-
-    Attributes:
-      prompt: the text given, None when ids were.
-      sampling_params: the values used, defaults resolved.
-      num_cached_tokens: prompt tokens found in the prefix cache.
-      prompt_logprobs: of the prompt's tokens after the first; None when not asked for, or not computed yet.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    sampling_params: SamplingParams
-    num_cached_tokens: int
-    metrics: RequestMetrics
-    prompt_logprobs: PromptLogprobs | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreOutput:
-    """Log-probabilities of a continuation given its prompt, or of a prompt's own tokens after the first.
-
-    Attributes:
-      prompt_token_ids: the prompt; without a continuation the scored tokens are its own.
-      token_ids: the tokens that were scored.
-      logprobs: f32[len(token_ids)], raw log-probability of each, given the tokens before.
-      is_greedy: bool[len(token_ids)], whether it was the argmax (ties: the lowest id).
-      weights_version: of the weights that scored them, see `LLM.update_params`.
-    """
-
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: np.ndarray
-    is_greedy: np.ndarray
-    weights_version: int | None = None
-
-    @property
-    def sum(self) -> float:
-        """Log-probability of all scored tokens together, added in float64."""
-        return float(self.logprobs.sum(dtype=np.float64))
-
-    @property
-    def is_all_greedy(self) -> bool:
-        """Whether greedy decoding gives exactly the scored tokens."""
-        return bool(self.is_greedy.all())

@@ -81,7 +81,8 @@ class StepInputs(NamedTuple):
       token_ids: the token computed; rows that continue on the device take BatchState's last token instead.
       positions: place of the token in its own sequence.
       slot_mapping: where its key and value are stored: block_id * block_size + offset.
-      target_ids: the token to score at this position, 0 where nothing is scored.
+      score_indices, target_ids: place in [0, T) of each token whose successor is scored, row after row, and that
+        successor; empty where the layout has no scores.
       item_rows, item_starts, item_lens: work list of attention: row of the sequence, first token in [0, T), how many
         of the query_tile tokens are real.
       block_tables: physical block of each logical block; padded with the null block.
@@ -95,12 +96,13 @@ class StepInputs(NamedTuple):
       processor_ids: 1 + index of the row's function in the layout's processors, 0 without one; likewise.
       num_steps, num_masked_steps: the row's steps, and those of them in which its stop ids are masked, where the layout
         has several; the other fields are those of the first step. Empty where it has one.
-      counts: num_tokens, num_rows, num_items in use.
+      counts: num_tokens, num_rows, num_items and num_scores in use; num_rows is 0 where no row samples.
     """
 
     token_ids: "jax.Array"  # i32[T]
     positions: "jax.Array"  # i32[T]
     slot_mapping: "jax.Array"  # i32[T]
+    score_indices: "jax.Array"  # i32[T]
     target_ids: "jax.Array"  # i32[T]
     item_rows: "jax.Array"  # i32[A]
     item_starts: "jax.Array"  # i32[A]
@@ -125,7 +127,7 @@ class StepInputs(NamedTuple):
     processor_ids: "jax.Array"  # i32[B]
     num_steps: "jax.Array"  # i32[B]
     num_masked_steps: "jax.Array"  # i32[B]
-    counts: "jax.Array"  # i32[3]
+    counts: "jax.Array"  # i32[4]
 
 
 class StepOutputs(NamedTuple):
@@ -134,11 +136,11 @@ class StepOutputs(NamedTuple):
     Attributes:
       token_ids: sampled tokens.
       logprobs: of the sampled token: raw, after temperature, of the sampling distribution.
-      score_logprobs: raw log-probability of target_ids, when the layout has scores.
+      score_logprobs: raw log-probability of target_ids, place by place, when the layout has scores.
       top_ids, top_logprobs: the most likely tokens of the row's top_kinds distribution, when the layout has top;
         past a vocabulary smaller than W, id 0 and -inf.
       score_is_greedy: 1 where the target is the argmax (ties: the lowest id).
-      score_top_ids, score_top_logprobs: the most likely tokens at each position, when the layout has both.
+      score_top_ids, score_top_logprobs: the most likely tokens in their places, when the layout has both.
     """
 
     token_ids: "jax.Array"  # i32[B]
@@ -159,13 +161,13 @@ def input_fields(layout: StepLayout) -> tuple[Field, ...]:
     shapes |= dict.fromkeys(("token_ids", "positions", "slot_mapping"), (tokens,))
     shapes |= dict.fromkeys(("item_rows", "item_starts", "item_lens"), (items,))
     shapes |= {
-        "target_ids": (tokens if layout.has_scores else 0,),
+        **dict.fromkeys(("score_indices", "target_ids"), (tokens if layout.has_scores else 0,)),
         "block_tables": (rows, layout.table_width),
         "seeds": (rows, 2),
         "stop_ids": (rows, STOP_IDS_WIDTH),
         **dict.fromkeys(("control_slots", "processor_ids"), (rows if layout.has_controls else 0,)),
         **dict.fromkeys(("num_steps", "num_masked_steps"), (rows if layout.num_steps > 1 else 0,)),
-        "counts": (3,),
+        "counts": (4,),
     }
     return tuple(
         Field(name, shape, np.float32 if name in floats else np.uint32 if name in unsigned else np.int32)

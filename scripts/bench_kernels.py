@@ -20,6 +20,7 @@ from pallas_kernels.common.tuning import winner_lines
 from pallas_kernels.decode_step import bench as step_bench
 from pallas_kernels.int8_matmul import bench as matmul_bench
 from pallas_kernels.paged_attention import bench as attention_bench
+from pallas_kernels.prefill_attention import bench as prefill_bench
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
     parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
     parser.add_argument("--suite", default="kernels", choices=("kernels", "steps"), help="what to time")
     parser.add_argument("--tuned_dir", type=Path, help="folder for the tables of winners of this run, one per kernel")
-    parser.add_argument("--kernels", default="matmul,attention", help="which kernels to time")
+    parser.add_argument("--kernels", default="matmul,attention,prefill", help="which kernels to time")
     parser.add_argument("--rows", help="rows M, 1,16,8,128 of single matmuls and 1,8,64 of whole steps by default")
     parser.add_argument("--brief", action="store_true", help="fewer attention cases")
     flags = parser.parse_args()
@@ -40,6 +41,7 @@ def main() -> int:
     reporter.emit(kernel="all", case="versions", **versions, backend=jax.extend.backend.get_backend().platform_version)
     if flags.smoke or flags.suite == "kernels":
         attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
+        prefill_bench.check_correctness(reporter, is_smoke=flags.smoke)
         matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
     if flags.smoke:
         step_bench.check_correctness(reporter, is_smoke=True)
@@ -69,13 +71,16 @@ def _run_kernels(reporter: Reporter, flags: argparse.Namespace) -> None:
         matmul_bench.run(reporter, rows=rows[:2])
     if "attention" in flags.kernels:
         attention_bench.run(reporter, is_brief=flags.brief)
+    if "prefill" in flags.kernels:
+        prefill_bench.run(reporter, is_brief=flags.brief)
     if "matmul" in flags.kernels:
         matmul_bench.run(reporter, rows=rows[2:])
 
 
 def _write_winners(reporter: Reporter, folder: Path) -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    for kernel, name in (("matmul", "int8_matmul"), ("paged_attention", "paged_attention")):
+    names = {"matmul": "int8_matmul"} | {name: name for name in ("paged_attention", "prefill_attention")}
+    for kernel, name in names.items():
         rows = [row for row in reporter.rows if row["kernel"] == kernel and "us" in row and "key" in row]
         path = folder / f"{name}_{device_name()}.json"
         path.write_text("".join(line + "\n" for line in winner_lines(rows, jax_version=jax.__version__, date=today)))

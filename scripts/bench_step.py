@@ -15,47 +15,14 @@ import time
 import jax
 import numpy as np
 
+from photon_jax.bench.shapes import SHAPES, draw_weights, shape_config
 from photon_jax.config import make_engine_config
-from photon_jax.engine.engine import StartedEngine, start_engine
 from photon_jax.engine.input_builder import InputBuilder
+from photon_jax.engine.start import StartedEngine, start_engine
 from photon_jax.engine.step import jit_step
-from photon_jax.models.config import ModelConfig, QuantizationConfig, RopeConfig
-from photon_jax.models.params import num_bytes, random_params
-from photon_jax.quantization.weights import quantize_params
+from photon_jax.models.config import QuantizationConfig
+from photon_jax.models.params import num_bytes
 from photon_jax.request import Request, SamplingParams
-
-LLAMA3_ROPE = RopeConfig(
-    kind="llama3",
-    theta=500000.0,
-    factor=32.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=8192,
-)
-SHAPES = {
-    "llama-3.2-1b": {
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "mlp_size": 8192,
-        "num_layers": 16,
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "head_dim": 64,
-        "rope": LLAMA3_ROPE,
-        "max_position_embeddings": 131072,
-    },
-    "smollm2-135m": {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "mlp_size": 1536,
-        "num_layers": 30,
-        "num_heads": 9,
-        "num_kv_heads": 3,
-        "head_dim": 64,
-        "rope": RopeConfig(theta=100000.0),
-        "max_position_embeddings": 8192,
-    },
-}
 
 
 def main() -> None:
@@ -65,6 +32,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--batch_sizes", default="1,8,64")
     parser.add_argument("--prompt_len", type=int, default=256)
+    parser.add_argument("--prefill_lens", default="100,2048", help="prompts whose whole step is timed, alone")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--group_size", type=int, default=None, help="int8 weights, embedding and head included")
     parser.add_argument("--linear", default=None)
@@ -73,20 +41,10 @@ def main() -> None:
     parser.add_argument("--max_steps_per_dispatch", type=int, default=None)
     flags = parser.parse_args()
     batch_sizes = [int(size) for size in flags.batch_sizes.split(",")]
-    config = ModelConfig(
-        architecture="LlamaForCausalLM",
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        dtype=flags.dtype,
-        **SHAPES[flags.shape],
-    )
-    params = random_params(config, jax.random.key(0))
-    if flags.group_size:
-        config = dataclasses.replace(
-            config, quantization=QuantizationConfig(group_size=flags.group_size, has_embedding=True)
-        )
-        params = quantize_params(params, config.quantization)
-    max_len = flags.prompt_len + flags.steps + 64
+    quantization = QuantizationConfig(group_size=flags.group_size, has_embedding=True) if flags.group_size else None
+    config = shape_config(flags.shape, flags.dtype, quantization)
+    params = draw_weights(config)
+    max_len = max(flags.prompt_len + flags.steps, *(int(each) for each in flags.prefill_lens.split(","))) + 64
     engine_config = make_engine_config(
         None,
         dtype=flags.dtype,
@@ -101,6 +59,9 @@ def main() -> None:
     )
     started = start_engine(params, config, engine_config)
     print(json.dumps({"start_s": round(started.seconds, 2), "num_programs": started.num_programs}), flush=True)
+    for length in [int(each) for each in flags.prefill_lens.split(",")]:
+        prefill_s = time_prefill(started, length)
+        print(json.dumps({"prefill_len": length, "program_ms": round(prefill_s * 1e3, 3)}), flush=True)
     for batch in batch_sizes:
         row = {name: getattr(flags, name) for name in ("shape", "dtype", "group_size", "prompt_len")} | {"batch": batch}
         row |= {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
@@ -143,8 +104,21 @@ def time_batch(started: StartedEngine, batch: int, prompt_len: int, num_steps: i
     }
 
 
+def time_prefill(started: StartedEngine, length: int) -> float:
+    """Returns the seconds of the step program that computes one prompt whole."""
+    scheduler, engine = started.engine.scheduler, started.engine
+    ids = tuple(np.random.default_rng(length).integers(started.runner.config.model.vocab_size, size=length).tolist())
+    params = SamplingParams(max_tokens=2, temperature=0.0).resolve({})
+    scheduler.add(Request(request_id=f"prefill-{length}", prompt_token_ids=ids, params=params))
+    engine.step()
+    seconds = time_program(started)
+    while scheduler.has_unfinished:
+        engine.step()
+    return seconds
+
+
 def time_program(started: StartedEngine, count: int = 30) -> float:
-    """Returns the seconds of one decode step of the program that ran last, launched `count` times before one wait.
+    """Returns the seconds of one step of the program that ran last, launched `count` times before one wait.
 
     It writes the same keys and values to the same places, so the engine's sequences go on unharmed.
     """

@@ -3,13 +3,24 @@
 #
 #   scripts/test.sh [pytest argument ...]
 #
-# Makes its own environment (see make_venv.sh); the tests run against the installed package, not the checkout.
+# Makes its own environment (see make_venv.sh); the tests run against the installed package, not the checkout. Those of
+# the chat page need a browser, which is installed where that can be done.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-venv="$(bash scripts/make_venv.sh dev)"
+venv="$(bash scripts/make_venv.sh dev eval server)"
 unset PYTHONPATH PYTHONHOME
 
+# Where it can't be installed, pytest says how many tests are NOT RUN.
+install_chromium() {
+  if command -v chromium >/dev/null || ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then return; fi
+  echo "Installing chromium ..." >&2
+  apt-get update -qq >&2 || true
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null ||
+    echo "chromium can't be installed here" >&2
+}
+
+install_chromium
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"

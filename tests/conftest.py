@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,12 +36,25 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--gpu"):
-        return
-    left_out = [item for item in items if "gpu" in item.keywords]
-    items[:] = [item for item in items if "gpu" not in item.keywords]
+    if not config.getoption("--gpu"):
+        leave_out(config, items, "gpu")
+    if shutil.which("chromium") is None:
+        config.num_without_browser = leave_out(config, items, "browser")
+
+
+def leave_out(config, items, mark):
+    """Takes the tests with a mark out of the run; returns how many there were."""
+    left_out = [item for item in items if mark in item.keywords]
+    items[:] = [item for item in items if mark not in item.keywords]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+    return len(left_out)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    num_tests = getattr(config, "num_without_browser", 0)
+    if num_tests:
+        terminalreporter.write_line(f"NOT RUN: {num_tests} tests of the page: there is no chromium on the path")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -46,6 +46,10 @@ def test_card_of_a_folder_with_everything(tmp_path, no_weight_is_read):
     assert (card.has_tokenizer, card.has_chat_template) == (True, True)
     assert card.generation_defaults == {"top_k": 4, "temperature": 0.0}
     assert card.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2  # keys and values, layers, heads, head size, bytes
+    assert (card.kv_dtype, "256 bytes a token, bfloat16" in str(card)) == ("bfloat16", True)
+    rounded = describe_checkpoint(tmp_path, dtype="bfloat16", kv_dtype="int8")
+    assert rounded.kv_bytes_per_token == 2 * 2 * 2 * (16 + 4)  # a scale of four bytes a head
+    assert "160 bytes a token, int8" in str(rounded)
     assert card.tensor_types == {"float32": 21}
     attention, mlp = 2 * 64 * (6 + 2 + 2 + 6) * 16, 2 * 3 * 64 * 96
     expected = {"embedding": 432 * 64, "attention": attention, "mlp": mlp, "norms": 5 * 64, "head": 432 * 64}

@@ -1,6 +1,7 @@
 """What the built wheel holds and declares."""
 
 import ast
+import configparser
 import email
 import re
 import sys
@@ -13,7 +14,10 @@ from helpers.source_tree import PACKAGES, ROOT, sources
 
 DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # where it differs from the name that is imported
 # In the server and eval extras, or brought by a package that is declared.
-OPTIONAL = {"fastapi", "uvicorn", "pydantic", "prometheus-client", "lm-eval", "ml-dtypes"}
+OPTIONAL = {
+    *("fastapi", "uvicorn", "pydantic", "prometheus-client", "starlette", "typing-extensions"),
+    *("lm-eval", "ml-dtypes"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +35,16 @@ def metadata(wheel):
 
 
 def test_wheel_holds_every_module_and_data_file_and_nothing_else(wheel):
-    kinds = ("**/*.py", "**/*.json", "**/py.typed", "CHANGELOG.md")
+    kinds = ("**/*.py", "**/*.json", "**/py.typed", "CHANGELOG.md", "server/static/**/*.*")
     wanted = {
         str(path.relative_to(ROOT)) for package in PACKAGES for kind in kinds for path in (ROOT / package).glob(kind)
     }
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == wanted
     assert {"photon_jax/CHANGELOG.md", "photon_jax/py.typed", "pallas_kernels/py.typed"} <= held
+    assert {
+        f"photon_jax/server/static/{name}" for name in ("index.html", "app.js", "vendor/purify.LICENSE.txt")
+    } <= held
 
 
 def test_wheel_declares_name_version_python_and_licence(metadata):
@@ -52,8 +59,14 @@ def test_wheel_declares_name_version_python_and_licence(metadata):
 
 def test_commands_point_at_functions(wheel):
     (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt"))
-    commands = dict(re.findall(r"^([\w-]+) = (\S+)$", wheel.read(name).decode(), re.MULTILINE))
-    assert set(commands) == {"photon-generate", "photon-bench", "photon-convert", "photon-quantize"}
+    groups = configparser.ConfigParser(delimiters="=")
+    groups.read_string(wheel.read(name).decode())
+    assert dict(groups["lm_eval.models"]) == {"photon_jax": "photon_jax.evals.lm_eval_model:PhotonLM"}
+    commands = dict(groups["console_scripts"])
+    assert set(commands) == {
+        *("photon-generate", "photon-bench", "photon-convert", "photon-quantize"),
+        *("photon-web-server", "photon_web_server", "photon-lm-eval", "photon-eval-perplexity"),
+    }
     for target in commands.values():
         module, function = target.split(":")
         tree = ast.parse(wheel.read(module.replace(".", "/") + ".py"))

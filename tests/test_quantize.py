@@ -1,15 +1,23 @@
 """quantize(): an int8 checkpoint that loads without the original, and the numbers that go with it."""
 
+import dataclasses
+import os
 import shutil
+import subprocess
+import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.gguf_files import architecture, gguf_fields, gguf_tensors, write_gguf
+from helpers.golden_models import MODELS
 from helpers.same_params import assert_same_params
 from helpers.tiny_checkpoint import ENGINE_FIELDS, write_checkpoint
 
 from photon_jax import LLM, CheckpointError, ConfigError, SamplingParams
+from photon_jax.checkpoint.demo import demo_model_path
 from photon_jax.checkpoint.load import load_checkpoint
 from photon_jax.config import EngineConfig
 from photon_jax.describe import describe_checkpoint
@@ -17,6 +25,7 @@ from photon_jax.loading import read_model
 from photon_jax.models.config import QuantizationConfig
 from photon_jax.models.decoder import forward
 from photon_jax.models.params import num_bytes
+from photon_jax.quantization.int8 import QuantizedLinear
 from photon_jax.quantization.report import REPORT_NAME, compare_on_text, read_report, text_windows
 from photon_jax.quantize import quantize
 from photon_jax.text.tokenizer import find_tokenizer
@@ -59,6 +68,101 @@ def test_a_calibrated_checkpoint_keeps_its_numbers_and_they_are_true(model, tmp_
     assert 0.0 < report.text_loss.mean_kl < 0.01
     shown = str(describe_checkpoint(tmp_path / "out"))
     assert "mean KL" in shown and "scales searched for with a text" in shown
+
+
+def test_rounding_while_reading_and_rounding_the_whole_model_are_the_same(model, tmp_path):
+    streamed = quantize(model, tmp_path / "streamed", PLAIN, progress=False)
+    whole = quantize(model, tmp_path / "whole", PLAIN, eval_text=TEXT[:800], eval_window=32, progress=False)
+    assert streamed.matrices == whole.matrices and len(streamed.matrices) == 8
+    assert (streamed.text_loss, whole.text_loss is None) == (None, False)
+    ours, theirs = (load_checkpoint(tmp_path / name, dtype="float32") for name in ("streamed", "whole"))
+    assert_same_params(ours.params, theirs.params)
+    assert ours.config == theirs.config
+
+
+def test_weights_that_a_file_holds_as_int8_keep_their_bits_and_cost_nothing(tmp_path):
+    tied = next(each for each in MODELS if each.name == "llama_tied")
+    source = tmp_path / "model.gguf"
+    fields = {name: value for name, value in gguf_fields(tied).items() if not name.startswith("tokenizer.")}
+    write_gguf(source, architecture(tied), fields, gguf_tensors(tied), "Q8_0")
+    quantization = QuantizationConfig(group_size=32)
+    report = quantize(source, tmp_path / "out", quantization, progress=False)
+    assert {error.relative_error for error in report.matrices} == {0.0}
+    at_load = load_checkpoint(source, dtype="float32", quantization=quantization)
+    assert_same_params(load_checkpoint(tmp_path / "out", dtype="float32").params, at_load.params)
+
+
+RESTORE_ON_A_MESH = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from photon_jax.checkpoint.load import load_checkpoint
+from photon_jax.checkpoint.orbax_io import restore_params
+from photon_jax.models.params import abstract_params
+
+assert jax.device_count() == 4
+mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(2, 2), ("data", "model"))
+loaded = load_checkpoint({folder!r}, dtype="float32")
+
+def over_outputs(leaf):
+    spec = PartitionSpec("model") if leaf.ndim == 2 and leaf.shape[0] % 2 == 0 else PartitionSpec()
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+wanted = jax.tree.map(over_outputs, abstract_params(loaded.config))
+params = restore_params(Path({folder!r}), wanted)
+for leaf, want, expected in zip(*map(jax.tree.leaves, (params, wanted, loaded.params)), strict=True):
+    assert leaf.sharding == want.sharding and len(leaf.devices()) == 4
+    np.testing.assert_array_equal(np.asarray(leaf), np.asarray(expected))
+q, scale = params.layers[0].qkv_proj.q, params.layers[0].qkv_proj.scale
+assert str(q.dtype) == "int8"
+assert q.addressable_shards[0].data.shape[0] * 2 == q.shape[0] == scale.addressable_shards[0].data.shape[0] * 2
+"""
+
+
+def test_an_int8_checkpoint_is_restored_onto_a_mesh_of_four_devices(model, tmp_path):
+    quantization = QuantizationConfig(group_size=32, has_embedding=True)
+    quantize(model, tmp_path / "out", quantization, dtype="bfloat16", progress=False)
+    path = [str(each) for each in sys.path]
+    code = textwrap.dedent(RESTORE_ON_A_MESH).format(path=path, folder=str(tmp_path / "out"))
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+MEASURE_PEAK = """
+import sys
+sys.path[:0] = {path!r}
+import resource
+import jax, jax.numpy as jnp
+from helpers.tiny_model import tiny_config, tiny_params
+from photon_jax.checkpoint.orbax_io import save_checkpoint
+from photon_jax.models.config import QuantizationConfig
+from photon_jax.quantize import quantize
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+small = tiny_config()
+save_checkpoint({folder!r} + "/small", tiny_params(small), small)  # all libraries are there now
+quantize({folder!r} + "/small", {folder!r} + "/small-int8", QuantizationConfig(group_size=64), progress=False)
+before = peak()
+quantize({model!r}, {folder!r} + "/out", QuantizationConfig(group_size=64), progress=False)
+print(peak() - before)
+"""
+
+
+def test_quantizing_without_texts_never_holds_the_model_as_floats(request, tmp_path):
+    demo_path = request.config.getoption("--demo_model") or str(demo_model_path())
+    code = textwrap.dedent(MEASURE_PEAK).format(
+        path=[str(each) for each in sys.path], folder=str(tmp_path), model=demo_path
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown = int(done.stdout)
+    loaded = load_checkpoint(tmp_path / "out", dtype="float32")
+    floats = 4 * describe_checkpoint(demo_path).num_parameters
+    print(grown, loaded.num_bytes, floats)
+    assert loaded.num_bytes < grown < 0.8 * floats
 
 
 def test_what_is_not_int8_has_the_dtype_asked_for(model, tmp_path):
@@ -105,6 +209,37 @@ def test_int8_activations_are_a_setting_of_int8_models_alone(model):
     tokens = jnp.arange(20).reshape(1, 20)
     ours, theirs = (np.asarray(forward(each.params, each.config, tokens)) for each in (both, weights_only))
     assert 0.0 < np.sqrt(np.square(ours - theirs).mean()) < 0.05 * theirs.std()
+
+
+def test_weights_with_int8_activations_are_replaced_by_others_of_their_kind(model):
+    settings = {"quantization": "int8", "group_size": 64, "int8_activations": True, **ENGINE_FIELDS}
+    prompts, params = [[5, 6, 7], [8] * 20], SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
+
+    def bits(llm):
+        completions = [output.outputs[0] for output in llm.generate(prompts, params, progress=False)]
+        return [(each.token_ids, each.logprobs.raw.tobytes()) for each in completions]
+
+    with LLM(model, **settings) as llm:
+        before = llm.params
+        old = bits(llm)
+        doubled = jax.tree.map(lambda leaf: -leaf if leaf.ndim == 2 and leaf.dtype == jnp.int8 else leaf, before)
+        with pytest.raises(CheckpointError, match="another structure"):
+            llm.update_params(switched(doubled, is_on=False))
+        assert bits(llm) == old
+        llm.update_params(doubled)
+        new = bits(llm)
+        config = llm.config
+    with LLM(params=switched(doubled, is_on=False), config=config, int8_activations=True, **ENGINE_FIELDS) as other:
+        assert bits(other) == new != old
+
+
+def switched(params, *, is_on):
+    """Returns int8 parameters whose linear layers round their inputs, or don't."""
+    return jax.tree.map(
+        lambda node: dataclasses.replace(node, int8_activations=is_on) if isinstance(node, QuantizedLinear) else node,
+        params,
+        is_leaf=lambda node: isinstance(node, QuantizedLinear),
+    )
 
 
 def test_an_llm_serves_int8_weights_and_its_ledger_shows_their_bytes(model):

@@ -75,6 +75,7 @@ class Job:
       arguments: of the program.
       num_calls: calls of the kernel in one run of the program.
       num_bytes: least bytes that one call has to move.
+      num_flops: operations of one call, where they and not the bytes bound it.
       check: returns the relative error of one call, or None where nothing is to be compared.
       tolerance: largest error that is right.
     """
@@ -84,6 +85,7 @@ class Job:
     arguments: tuple[Any, ...]
     num_calls: int
     num_bytes: float
+    num_flops: float = 0.0
     check: Callable[[], float] | None = None
     tolerance: float = 1e-2
 
@@ -145,6 +147,7 @@ def _measure(job: Job, compiled: Callable[..., Any], error: float | None, report
         gb_per_s=round(job.num_bytes / least / 1e3, 1),
         share_of_4_3=round(job.num_bytes / (least * 1e-6) / PRACTICAL_BYTES_PER_S, 3),
         share_of_4_8=round(job.num_bytes / (least * 1e-6) / NOMINAL_BYTES_PER_S, 3),
+        tflop_per_s=round(job.num_flops / least / 1e6, 1),
         relative_error=error,
     )
 

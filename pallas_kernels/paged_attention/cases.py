@@ -76,6 +76,21 @@ def make_inputs(case: Case, *, seed: int = 0, is_poisoned: bool = False) -> Inpu
     )
 
 
+def quantize_cache(inputs: Inputs) -> tuple[Inputs, dict[str, jax.Array]]:
+    """Returns the inputs with int8 keys and values, and the scales f32[L N K S] as keyword arguments of a call.
+
+    Memory that holds NaN gets NaN scales.
+    """
+    arrays, scales = {}, {}
+    for name in ("k", "v"):
+        x = getattr(inputs, name).astype(jnp.float32)
+        scale = jnp.maximum(jnp.abs(x).max(axis=-1), 1e-30) / 127.0
+        q = jnp.round(x / scale[..., None])
+        arrays[name] = jnp.clip(jnp.nan_to_num(q, nan=127.0), -127, 127).astype(jnp.int8)
+        scales[f"{name}_scale"] = scale
+    return inputs._replace(**arrays), scales
+
+
 def small_cases() -> tuple[Case, ...]:
     """Returns cases that a CPU interprets in seconds, each for its own edge."""
     return (

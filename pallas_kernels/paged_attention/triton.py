@@ -3,6 +3,8 @@
 One program takes one row, one KV head and one split of `split_tokens` context tokens for all query heads of the group,
 padded to 16 rows, which is the least a tensor-core product takes. Splits past the context end at once. With more than
 one split, a second kernel adds the partial results of a row in their order, eight at a time.
+
+Int8 keys and values become q's dtype tile by tile, each token's times its scale.
 """
 
 import functools
@@ -29,12 +31,15 @@ def _attend_kernel(
     tables_ref,  # i32[B P]
     lens_ref,  # i32[B]
     layer_ref,  # i32[1]
-    acc_ref,  # with one split the output [B H d]; else parts f32[splits B H d]
-    *stats_refs,  # with several splits, their maximum and sum f32[splits B H]
+    *refs,  # of int8 keys and values the scales [L N K S]; then with one split the output [B H d], else the parts
+    # f32[splits B H d], their maximum and sum f32[splits B H]
+    is_int8: bool,
     tiles: TileConfig,
     num_groups: int,
     scale: float,
 ):
+    (k_scale_ref, v_scale_ref), out_refs = (refs[:2], refs[2:]) if is_int8 else ((None, None), refs)
+    is_whole = len(out_refs) == 1
     row, head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     head_dim = k_ref.shape[4]
     context_len = lens_ref[row]
@@ -49,38 +54,45 @@ def _attend_kernel(
     # Rows past the group are zeros, and never stored.
     q = plt.load(q_ref.at[row, heads[:, None], dims[None, :]], mask=in_group[:, None], other=0.0)
 
-    def load_tile(ref, position):
-        return _load_tile(ref, tables_ref, layer, row, head, position, tiles.tile_tokens)
+    def load_tile(ref, scale_ref, position):
+        at = (tables_ref, layer, row, head, position, tiles.tile_tokens)
+        if scale_ref is None:
+            return _load_tile(ref, *at)
+        factors = _load_tile(scale_ref, *at).astype(jnp.float32)
+        return (_load_tile(ref, *at).astype(jnp.float32) * factors[:, None]).astype(q.dtype)
 
     def accumulate(index, carry):
         m, total, acc = carry
         position = start + index * tiles.tile_tokens
-        keys = load_tile(k_ref, position)
+        keys = load_tile(k_ref, k_scale_ref, position)
         scores = jnp.dot(q, keys.T, precision=precision, preferred_element_type=jnp.float32)
         is_visible = position + lax.iota(jnp.int32, tiles.tile_tokens) < context_len
         scores = jnp.where(is_visible[None, :], scores * (scale * _LOG2_E), -jnp.inf)
         m_new = jnp.maximum(m, scores.max(axis=1))
         p, alpha = jnp.exp2(scores - m_new[:, None]), jnp.exp2(m - m_new)
-        values = load_tile(v_ref, position)
+        values = load_tile(v_ref, v_scale_ref, position)
         mixed = jnp.dot(p.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
         return m_new, alpha * total + p.sum(axis=1), alpha[:, None] * acc + mixed
 
-    @pl.when((start < context_len) | (not stats_refs))
+    @pl.when((start < context_len) | is_whole)
     def _():
         num_tiles = pl.cdiv(jnp.clip(context_len - start, 0, tiles.split_tokens), tiles.tile_tokens)
         m = jnp.full((group_rows,), -jnp.inf, jnp.float32)
         carry = (m, jnp.zeros_like(m), jnp.zeros((group_rows, head_dim), jnp.float32))
         carry = lax.fori_loop(0, num_tiles, accumulate, carry)
-        _store_parts((acc_ref, *stats_refs), carry, row, (in_group, heads), split)
+        _store_parts(out_refs, carry, row, (in_group, heads), split)
 
 
-def _load_tile(ref, tables_ref, layer, row, head, position, tile_tokens):  # [tile_tokens d]
+def _load_tile(ref, tables_ref, layer, row, head, position, tile_tokens):  # [tile_tokens d], of scales [tile_tokens]
     block_size = ref.shape[3]
     if block_size % tile_tokens == 0:
         block = tables_ref[row, position // block_size]
-        return ref[layer, block, head, pl.ds(position % block_size, tile_tokens), :]
-    tokens, dims = position + lax.iota(jnp.int32, tile_tokens), lax.iota(jnp.int32, ref.shape[4])
+        return ref[layer, block, head, pl.ds(position % block_size, tile_tokens)]
+    tokens = position + lax.iota(jnp.int32, tile_tokens)
     blocks = plt.load(tables_ref.at[row, jnp.minimum(tokens // block_size, tables_ref.shape[1] - 1)])
+    if ref.ndim == 4:
+        return plt.load(ref.at[layer, blocks, head, tokens % block_size])
+    dims = lax.iota(jnp.int32, ref.shape[4])
     return plt.load(ref.at[layer, blocks[:, None], head, (tokens % block_size)[:, None], dims[None, :]])
 
 
@@ -146,6 +158,8 @@ def paged_attention_triton(
     context_lens: jax.Array,
     layer: jax.Array | int,
     *,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
     scale: float,
     tiles: TileConfig,
     interpret: bool = False,
@@ -158,14 +172,16 @@ def paged_attention_triton(
     out_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     parts_shape = [jax.ShapeDtypeStruct((*parts, head_dim), jnp.float32)]
     parts_shape += [jax.ShapeDtypeStruct(parts, jnp.float32)] * 2
+    scales = () if k_scale is None else (k_scale, v_scale)
+    num_groups = num_heads // num_kv_heads
     results = pl.pallas_call(
-        functools.partial(_attend_kernel, tiles=tiles, num_groups=num_heads // num_kv_heads, scale=scale),
+        functools.partial(_attend_kernel, is_int8=bool(scales), tiles=tiles, num_groups=num_groups, scale=scale),
         out_shape=[out_shape] if num_splits == 1 else parts_shape,
         grid=(num_rows, num_kv_heads, num_splits),
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name=f"paged_attention_{tiles.label}",
-    )(q, k, v, block_tables, context_lens, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)))
+    )(q, k, v, block_tables, context_lens, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)), *scales)
     if num_splits == 1:
         return results[0]
     return pl.pallas_call(

@@ -17,9 +17,10 @@ from photon_jax.checkpoint.weight_map import Source, WeightMap
 from photon_jax.errors import CheckpointError
 from photon_jax.models.config import QuantizationConfig
 from photon_jax.models.params import Params, abstract_params
-from photon_jax.quantization.int8 import num_groups, quantize_int8
+from photon_jax.quantization.int8 import QuantizedLinear, num_groups, quantize_int8
 
 OnTensor = Callable[[str, int, int], None]
+OnRounded = Callable[[str, np.ndarray, QuantizedLinear], None]
 
 FILE_GROUP_SIZE = 32  # inputs per scale of the int8 tensors that a GGUF file can hold
 CHUNK_ELEMENTS = 1 << 22  # weights that are in float32 on the device at once
@@ -51,6 +52,7 @@ def fill_params(
     *,
     quantization: QuantizationConfig | None = None,
     on_tensor: OnTensor | None = None,
+    on_rounded: OnRounded | None = None,
 ) -> Params:
     """Returns the parameters; each leaf goes to the default device once complete, and the host keeps no copy.
 
@@ -62,6 +64,8 @@ def fill_params(
       tensors: where they are read from.
       quantization: of the parameters to return.
       on_tensor: called after each tensor with its name, the bytes read so far and the bytes in all.
+      on_rounded: called after each leaf that was rounded with its name as `matrix_names` has it, the weights f32[O I]
+        that it was rounded from, and what they became. Nobody else keeps the weights.
 
     Raises:
       CheckpointError: a tensor can't be read, or holds what the parameters can't.
@@ -78,7 +82,8 @@ def fill_params(
             is_transposed = path.endswith(".weight")
             shape = leaf.shape[::-1] if is_transposed else leaf.shape
             stem = path.removesuffix(".weight")
-            arrays[f"{stem}.q"], arrays[f"{stem}.scale"] = reader.read_int8(path, shape, quantization.group_size)
+            rounded = reader.read_int8(path, shape, quantization.group_size, on_rounded)
+            arrays[f"{stem}.q"], arrays[f"{stem}.scale"] = rounded.q, rounded.scale
     reader.report_dequantized()
     paths, tree = jax.tree_util.tree_flatten_with_path(target)
     params: Params = jax.tree.unflatten(tree, [arrays[jax.tree_util.keystr(path)] for path, _ in paths])
@@ -109,16 +114,23 @@ class _Reader:
         _check_range(buffer, path)
         return _to_device(buffer)
 
-    def read_int8(self, path: str, shape: tuple[int, int], group_size: int) -> tuple[jax.Array, jax.Array]:
-        """Returns q int8[O I] and scale f32[O ceil(I/group_size)] of a leaf."""
+    def read_int8(
+        self, path: str, shape: tuple[int, int], group_size: int, on_rounded: OnRounded | None
+    ) -> QuantizedLinear:
+        """Returns a leaf without its bias."""
         sources = self._map.leaves[path]
         kinds = [self._tensors.dtype_name(source.name) for source in sources]
         if group_size == FILE_GROUP_SIZE and set(kinds) == {"Q8_0"}:
-            return self._read_stored(sources, shape)
+            q, scale = self._read_stored(sources, shape)
+            return QuantizedLinear(q=q, scale=scale, group_size=group_size)
         self._dequantized.update(kind for kind in kinds if not kind.lower().startswith(("f", "bf")))
         rows = _aligned_empty(shape, np.dtype(np.float32))
         self._place_floats(path, rows.T if sources[0].is_transposed else rows)
-        return _quantize_rows(rows, group_size)
+        q, scale = _quantize_rows(rows, group_size)
+        rounded = QuantizedLinear(q=q, scale=scale, group_size=group_size)
+        if on_rounded is not None:
+            on_rounded(path.removeprefix(".").removesuffix(".weight"), rows, rounded)
+        return rounded
 
     def _read_stored(self, sources: tuple[Source, ...], shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
         """Returns values and scales as the file holds them, bit for bit; float32 holds each f16 scale."""

@@ -1,16 +1,15 @@
 """Loading: a checkpoint on disk -> Params on the device, with what else it says about the model."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
 
 from photon_jax.checkpoint.demo import demo_model_path
-from photon_jax.checkpoint.fill import OnTensor, TensorSource, fill_params
+from photon_jax.checkpoint.fill import OnRounded, OnTensor, TensorSource, fill_params
 from photon_jax.checkpoint.generation_config import FILE_NAME as GENERATION_CONFIG_NAME
 from photon_jax.checkpoint.generation_config import read_sampling_defaults
-from photon_jax.checkpoint.gguf_io import open_gguf
 from photon_jax.checkpoint.hub import CHOICES, find_model
 from photon_jax.checkpoint.orbax_io import (
     PARAMS_NAME,
@@ -75,6 +74,8 @@ def load_checkpoint(
     dtype: str,
     quantization: QuantizationConfig | None = None,
     on_tensor: OnTensor | None = None,
+    on_rounded: OnRounded | None = None,
+    on_config: Callable[[ModelConfig], None] | None = None,
     use_generation_config: bool = True,
 ) -> LoadedCheckpoint:
     """Reads a checkpoint leaf by leaf; each goes to the default device once complete, and the host keeps no copy.
@@ -85,7 +86,9 @@ def load_checkpoint(
       dtype: of the parameters: "float32", "bfloat16" or "float16"; "auto": float32 on a CPU, bfloat16 on a GPU.
       quantization: rounds the weights to int8 as they are read; None keeps `dtype`, or what was saved as int8.
       on_tensor: called after each tensor with its name, the bytes read so far and the bytes in all.
+      on_rounded: called after each matrix that was rounded, see `fill_params`.
       use_generation_config: whether to read sampling defaults; its end-of-sequence ids count in any case.
+      on_config: called before the first weight is read, with the config that the parameters will have.
 
     Raises:
       CheckpointError: the checkpoint is missing, damaged, incomplete, or of a kind that isn't supported.
@@ -98,7 +101,9 @@ def load_checkpoint(
             f"{opened.path} holds int8 weights, {saved}; they can't be made {quantization}: leave that out"
         )
     quantization = saved or quantization
-    params = _fill_or_restore(opened, quantization, on_tensor)
+    if on_config is not None:
+        on_config(opened.config.with_quantization(quantization))
+    params = _fill_or_restore(opened, quantization, on_tensor, on_rounded)
     fields = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
     fields["config"] = opened.config.with_quantization(quantization)
     return LoadedCheckpoint(**fields, params=params, num_bytes=num_bytes(params))
@@ -169,14 +174,19 @@ def _open_orbax(folder: Path, dtype: str, use_generation_config: bool) -> Opened
 
 
 def _fill_or_restore(
-    opened: OpenedCheckpoint, quantization: QuantizationConfig | None, on_tensor: OnTensor | None
+    opened: OpenedCheckpoint,
+    quantization: QuantizationConfig | None,
+    on_tensor: OnTensor | None,
+    on_rounded: OnRounded | None,
 ) -> Params:
     """Returns the parameters; those of an Orbax checkpoint are restored as they were saved, if that is asked for."""
     tensors = opened.tensors
     if isinstance(tensors, OrbaxCheckpoint):
         check_arrays(tensors)
     if not isinstance(tensors, OrbaxCheckpoint) or opened.config.quantization != quantization:
-        return fill_params(opened.weight_map, tensors, quantization=quantization, on_tensor=on_tensor)
+        return fill_params(
+            opened.weight_map, tensors, quantization=quantization, on_tensor=on_tensor, on_rounded=on_rounded
+        )
     params = load_params(tensors, opened.config)
     if on_tensor is not None:
         total_bytes = sum(tensors.num_bytes(name) for name in tensors.shapes)
@@ -185,6 +195,8 @@ def _fill_or_restore(
 
 
 def _open_gguf(path: Path, dtype: str) -> OpenedCheckpoint:
+    from photon_jax.checkpoint.gguf_io import open_gguf
+
     tensors = open_gguf(path)
     shapes = tensors.shapes
     rope_factors = tensors.read(_ROPE_FACTORS_NAME) if _ROPE_FACTORS_NAME in shapes else None

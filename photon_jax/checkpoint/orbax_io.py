@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from photon_jax.checkpoint.safetensors_io import read_json_object
 from photon_jax.errors import CheckpointError
@@ -69,6 +68,8 @@ class OrbaxCheckpoint:
 
     def read(self, name: str) -> np.ndarray:
         """Returns one leaf, outputs first."""
+        import orbax.checkpoint as ocp
+
         only = jax.tree_util.tree_map_with_path(
             lambda path, leaf: leaf if jax.tree_util.keystr(path) == name else ocp.PLACEHOLDER,
             abstract_params(self.config),
@@ -225,6 +226,8 @@ def restore_params(folder: Path, abstract: Params) -> Params:
         dtype, which it is cast to, and a sharding over any devices; without one it goes to the default device.
         A leaf that is `orbax.checkpoint.PLACEHOLDER` is not read, and stays.
     """
+    import orbax.checkpoint as ocp
+
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
     def place(leaf: Any) -> Any:
@@ -247,6 +250,8 @@ def restore_params(folder: Path, abstract: Params) -> Params:
 
 
 def _write(folder: Path, params: Params, config: ModelConfig, files: Mapping[str, bytes]) -> None:
+    import orbax.checkpoint as ocp
+
     # uncompressed: twice as fast to save and to load (measured), and trained weights hardly shrink
     handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_gigabytes_in_flight(params), use_compression=False)
     with ocp.Checkpointer(handler) as saver:
@@ -275,6 +280,8 @@ def _move_into_place(scratch: Path, target: Path) -> None:
 
 def _gigabytes_in_flight(tree: Params) -> float:
     """Returns the limit that Orbax is given, in its unit; it must be above the bytes of the largest leaf."""
+    import orbax.checkpoint as ocp
+
     largest = max(_num_bytes(leaf) for leaf in jax.tree.leaves(tree) if leaf is not ocp.PLACEHOLDER)
     return max(2 * largest, _MIN_BYTES_IN_FLIGHT) / 1e9
 

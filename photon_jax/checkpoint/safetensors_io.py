@@ -8,7 +8,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from photon_jax.errors import CheckpointError
 
@@ -132,6 +131,8 @@ def _read_index(path: Path) -> dict[str, str]:
 
 def _describe(path: Path) -> dict[str, StoredTensor]:
     """Returns what a file holds. The library checks the header against itself and the file's size."""
+    from safetensors import SafetensorError, safe_open
+
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; {INDEX_NAME} lists it")
     try:

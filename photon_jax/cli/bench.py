@@ -1,75 +1,230 @@
-"""photon-bench: offline throughput of the engine on random prompts.
+"""photon-bench: how fast the engine serves random prompts.
 
   photon-bench --model=demo --batch_sizes=1,8 --prompt_len=128 --output_len=128 --dtype=float32
+  photon-bench --shape=llama-3.2-1b --num_requests=2000 --lengths=lognormal --max_num_seqs=256
+  photon-bench --shape=llama-3.2-1b --num_requests=500 --lengths=lognormal --rates=10,20 --plot=latency.png
+  photon-bench --url=http://localhost:8000/v1 --model=NAME --num_requests=100 --rates=2
 
-Prints one line of JSON for each batch size: what ran, where, and the median of --repeats runs after one warm-up run.
+The first form prints one line of JSON for each batch size: what ran, where, and the median of --repeats runs after one
+warm-up run; its prefill time is that of the same prompts with one output token each. The second serves a mix of
+requests that all come at once, and also says where the time went; the third serves it as it comes at given rates, and
+says how long requests and tokens took; the last one asks a server. --shape takes random weights of a model's shape.
+
 Prompts are random token ids, greedy, and no end-of-sequence id stops them; each run has new prompts, so that a prefix
-cache can't answer for them. The prefill time is that of the same prompts with one output token each.
+cache can't answer for them.
 """
 
+import asyncio
 import dataclasses
-import importlib.metadata
 import json
+import math
 import os
-import platform
-import resource
-import statistics
-import sys
 import time
+import typing
+from collections.abc import Iterator
 
-import jax
-import numpy as np
 from absl import flags
 
 import photon_jax
-from photon_jax.cli.command import define_common_flags, load_llm, run_command
+from photon_jax.async_llm import AsyncLLM
+from photon_jax.bench.batches import Setting, bench_batch
+from photon_jax.bench.offline import bench_offline, compile_plain, describe_steps
+from photon_jax.bench.online import Timeline, describe_online, engine_sender, run_online, timelines_s, url_sender
+from photon_jax.bench.report import describe_machine, peak_rss_bytes, plot
+from photon_jax.bench.shapes import SHAPES, draw_weights, shape_config
+from photon_jax.bench.workloads import Lengths, Mix, Workload, WorkloadSpec, make_workload
+from photon_jax.cli.command import define_common_flags, load_llm, run_command, shows_progress, use_compile_cache
 from photon_jax.cli.flags import engine_fields_from_flags, errors_name_flags
 from photon_jax.config import EngineConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError
-from photon_jax.request import SamplingParams
+from photon_jax.loading import weights_quantization
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One point of the benchmark."""
-
-    batch_size: int
-    prompt_len: int
-    output_len: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """Times of one run, seconds."""
-
-    prefill_s: float  # all prompts with one output token each
-    total_s: float  # all prompts with all output tokens
-    ttft_s: float  # median over the requests of the full run
+MEAN_LENS = {"fixed": (128, 128), "uniform": (128, 128), "lognormal": (220, 180)}  # prompt, output
 
 
 def define_flags(flag_values: flags.FlagValues) -> None:
     """Defines every flag of the command."""
+    flags.DEFINE_enum(
+        "shape",
+        None,
+        sorted(SHAPES),
+        "Random weights of this shape, with --dtype and --quantization, instead of --model.",
+        flag_values=flag_values,
+    )
     flags.DEFINE_list(
         "batch_sizes", ["1", "8"], "Requests that run together, one setting each.", flag_values=flag_values
     )
-    flags.DEFINE_integer("prompt_len", 128, "Prompt tokens of a request.", lower_bound=1, flag_values=flag_values)
-    flags.DEFINE_integer("output_len", 128, "Output tokens of a request.", lower_bound=2, flag_values=flag_values)
     flags.DEFINE_integer("repeats", 3, "Timed runs; the median counts.", lower_bound=1, flag_values=flag_values)
+    flags.DEFINE_bool(
+        "replay", False, "Time a mix's steps also back to back, with no scheduler.", flag_values=flag_values
+    )
+    flags.DEFINE_list(
+        "rates",
+        [],
+        "Requests per second at which a mix comes, one setting each; unset: all at once.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string(
+        "url",
+        None,
+        "Measure the OpenAI-compatible server at this address, such as http://localhost:8000/v1, by the name --model.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_string("plot", None, "Picture to draw of what was measured, .png or .svg.", flag_values=flag_values)
+    _define_mix_flags(flag_values)
     define_common_flags(flag_values)
+
+
+def _define_mix_flags(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_integer(
+        "num_requests", 0, "Requests of a mix; 0: --batch_sizes.", lower_bound=0, flag_values=flag_values
+    )
+    flags.DEFINE_enum(
+        "lengths",
+        "fixed",
+        list(typing.get_args(Lengths)),
+        "How the lengths of a mix are drawn: all the mean, from 1 to twice the mean, or lognormal as in chats.",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_enum(
+        "mix",
+        "plain",
+        list(typing.get_args(Mix)),
+        "shared_prefix: --prefix_len equal tokens before each prompt; long_context: as many more of its own before "
+        "every eighth.",
+        flag_values=flag_values,
+    )
+    for name, what in (("prompt_len", "Prompt"), ("output_len", "Output")):
+        flags.DEFINE_integer(
+            name,
+            None,
+            f"{what} tokens of a request, in a mix their mean; unset: 128, lognormal {MEAN_LENS['lognormal']}.",
+            lower_bound=1,
+            flag_values=flag_values,
+        )
+    flags.DEFINE_integer("prefix_len", 2048, "Tokens, see --mix.", lower_bound=1, flag_values=flag_values)
 
 
 def main(flag_values: flags.FlagValues) -> None:
     """Loads the model once and prints a line for each setting."""
+    if flag_values.url:
+        records = bench_server(flag_values)
+    elif flag_values.num_requests:
+        records = bench_mix(flag_values)
+    else:
+        records = bench_batches(flag_values)
+    shown = []
+    for record in records:
+        print(json.dumps(record, allow_nan=False), flush=True)
+        shown.append(record)
+    if flag_values.plot:
+        plot(shown, flag_values.plot)
+
+
+def bench_batches(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
+    """Yields a record for each batch size."""
     settings = settings_from_flags(flag_values)
     config = engine_config_for(settings, engine_fields_from_flags(flag_values))
-    started = time.perf_counter()
-    with CompileCounter() as compiles, load_llm(flag_values, config) as llm:
-        load_s = time.perf_counter() - started
-        described = describe(flag_values.model, llm, config, load_s)
+    begin = time.perf_counter()
+    with CompileCounter() as compiles, load(flag_values, config) as llm:
+        described = describe(flag_values, llm, config, time.perf_counter() - begin)
         for index, setting in enumerate(settings):
-            record = described | bench(llm, setting, flag_values.repeats, compiles, first_seed=1_000 * index)
-            print(json.dumps(record, allow_nan=False), flush=True)
+            record = bench_batch(llm, setting, flag_values.repeats, compiles, first_seed=1_000 * index)
+            yield described | record
+
+
+def bench_mix(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
+    """Yields a record of a mix that comes at once, or one for each rate at which it comes."""
+    spec, rates = spec_from_flags(flag_values), rates_from_flags(flag_values)
+    longest = make_workload(spec, vocab_size=2, seed=0).max_len
+    config = _make_config({"max_model_len": longest} | engine_fields_from_flags(flag_values))
+    begin = time.perf_counter()
+    progress = shows_progress(flag_values)
+    with load(flag_values, config) as llm:
+        described = describe(flag_values, llm, config, time.perf_counter() - begin) | dataclasses.asdict(spec)
+        if rates:
+            compile_plain(llm, progress)
+        else:
+            described |= bench_offline(
+                llm, spec, repeats=flag_values.repeats, replays=flag_values.replay, progress=progress
+            )
+            yield described | {"memory": llm.memory_report(), "host_peak_rss_bytes": peak_rss_bytes()}
+        for index, rate in enumerate(rates):
+            workload = make_workload(spec, vocab_size=llm.config.vocab_size, seed=1 + index)
+            before = llm.metrics()
+            timelines = asyncio.run(_serve(llm, workload, rate))
+            record = describe_online(timelines, rate)
+            yield described | record | describe_steps(llm.metrics().since(before), timelines_s(timelines))
+
+
+async def _serve(llm: "photon_jax.LLM", workload: Workload, rate: float) -> list[Timeline]:
+    async with AsyncLLM(llm) as engine:
+        return await run_online(engine_sender(engine), workload, rate)
+
+
+def bench_server(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
+    """Yields a record for each rate at which a mix comes to an OpenAI-compatible server.
+
+    Raises:
+      ConfigError: there is no rate, or no mix.
+    """
+    rates = rates_from_flags(flag_values)
+    if not rates or not flag_values.num_requests:
+        raise ConfigError("--url needs --num_requests and --rates, such as --num_requests=100 --rates=1,2")
+    spec = spec_from_flags(flag_values)
+    for rate in rates:
+        workload = make_workload(spec, vocab_size=1 << 16, seed=0)
+        timelines = asyncio.run(_ask(flag_values, workload, rate))
+        described = {"url": flag_values.url, "model": flag_values.model} | dataclasses.asdict(spec)
+        yield described | describe_online(timelines, rate)
+
+
+async def _ask(flag_values: flags.FlagValues, workload: Workload, rate: float) -> list[Timeline]:
+    async with url_sender(flag_values.url, flag_values.model) as send:
+        return await run_online(send, workload, rate)
+
+
+def rates_from_flags(flag_values: flags.FlagValues) -> list[float]:
+    """Returns the rates, requests per second.
+
+    Raises:
+      ConfigError: one is no positive number.
+    """
+    rates = []
+    for text in flag_values.rates:
+        try:
+            rates.append(float(text))
+        except ValueError:
+            rates.append(math.nan)
+        if not 0.0 < rates[-1] < math.inf:
+            raise ConfigError(f"--rates must be positive numbers separated by commas, got {text!r}")
+    return rates
+
+
+def load(flag_values: flags.FlagValues, config: EngineConfig) -> "photon_jax.LLM":
+    """Returns the model that the flags name, or random weights of the shape that they name."""
+    if flag_values.shape is None:
+        return load_llm(flag_values, config)
+    use_compile_cache(flag_values)
+    with errors_name_flags():
+        shape = shape_config(flag_values.shape, config.dtype, weights_quantization(config))
+        return photon_jax.LLM(
+            params=draw_weights(shape), config=shape, engine_config=config, progress=shows_progress(flag_values)
+        )
+
+
+def spec_from_flags(flag_values: flags.FlagValues) -> WorkloadSpec:
+    """Returns what the flags say of a mix."""
+    prompt_len, output_len = MEAN_LENS[flag_values.lengths]
+    return WorkloadSpec(
+        num_requests=flag_values.num_requests,
+        lengths=flag_values.lengths,
+        prompt_len=flag_values.prompt_len or prompt_len,
+        output_len=flag_values.output_len or output_len,
+        mix=flag_values.mix,
+        prefix_len=flag_values.prefix_len,
+    )
 
 
 def settings_from_flags(flag_values: flags.FlagValues) -> list[Setting]:
@@ -85,8 +240,14 @@ def settings_from_flags(flag_values: flags.FlagValues) -> list[Setting]:
         sizes.append(int(text))
     if not sizes:
         raise ConfigError("--batch_sizes is empty; give at least one, such as --batch_sizes=1,8")
+    prompt_len, output_len = MEAN_LENS["fixed"]
     return [
-        Setting(batch_size=size, prompt_len=flag_values.prompt_len, output_len=flag_values.output_len) for size in sizes
+        Setting(
+            batch_size=size,
+            prompt_len=flag_values.prompt_len or prompt_len,
+            output_len=flag_values.output_len or max(output_len, 2),
+        )
+        for size in sizes
     ]
 
 
@@ -98,88 +259,34 @@ def engine_config_for(settings: list[Setting], fields: dict[str, object]) -> Eng
     }
     if "max_num_batched_tokens" in fields:
         needed.pop("max_num_seqs")  # the two go together: one that was given decides
+    return _make_config(needed | fields)
+
+
+def _make_config(fields: dict[str, object]) -> EngineConfig:
     with errors_name_flags():
-        return make_engine_config(None, **(needed | fields))
+        return make_engine_config(None, **fields)
 
 
-def bench(
-    llm: "photon_jax.LLM", setting: Setting, repeats: int, compiles: CompileCounter, *, first_seed: int
+def describe(
+    flag_values: flags.FlagValues, llm: "photon_jax.LLM", config: EngineConfig, load_s: float
 ) -> dict[str, object]:
-    """Returns the rates of one setting: one run to warm up, then the median of `repeats` runs."""
-    run_once(llm, setting, first_seed)
-    before = compiles.num_compiles
-    runs = [run_once(llm, setting, first_seed + 1 + i) for i in range(repeats)]
-    prefill_s = statistics.median(run.prefill_s for run in runs)
-    total_s = statistics.median(run.total_s for run in runs)
-    decode_s = statistics.median(run.total_s - run.prefill_s for run in runs)
-    num_output = setting.batch_size * setting.output_len
-    return dataclasses.asdict(setting) | {
-        "repeats": repeats,
-        "prefill_tokens_per_s": round(setting.batch_size * setting.prompt_len / prefill_s, 1),
-        "decode_tokens_per_s": round((num_output - setting.batch_size) / decode_s, 1) if decode_s > 0 else None,
-        "output_tokens_per_s": round(num_output / total_s, 1),
-        "ttft_s": round(statistics.median(run.ttft_s for run in runs), 4),
-        "total_s": round(total_s, 4),
-        "total_s_runs": [round(run.total_s, 4) for run in runs],
-        "host_peak_rss_bytes": peak_rss_bytes(),
-        "num_compiles": compiles.num_compiles,
-        "num_compiles_while_timed": compiles.num_compiles - before,
-    }
-
-
-def run_once(llm: "photon_jax.LLM", setting: Setting, seed: int) -> Run:
-    """Runs the prompts of one seed twice, first for one token each, then for all."""
-    prefill_s, _ = _time_generate(llm, setting, seed, num_tokens=1)
-    total_s, ttft_s = _time_generate(llm, setting, seed + 500, num_tokens=setting.output_len)
-    return Run(prefill_s=prefill_s, total_s=total_s, ttft_s=ttft_s)
-
-
-def _time_generate(llm: "photon_jax.LLM", setting: Setting, seed: int, *, num_tokens: int) -> tuple[float, float]:
-    """Returns the seconds that a batch of random prompts took, and the median time to a request's first token."""
-    ids = np.random.default_rng(seed).integers(0, llm.config.vocab_size, (setting.batch_size, setting.prompt_len))
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    started = time.perf_counter()
-    outputs = llm.generate(ids.tolist(), params, progress=False)
-    total_s = time.perf_counter() - started
-    made = [len(output.outputs[0].token_ids) for output in outputs]
-    assert made == [num_tokens] * setting.batch_size, f"expected {num_tokens} tokens from each request, got {made}"
-    waits = [output.metrics.time_to_first_token_s for output in outputs]
-    return total_s, statistics.median(wait for wait in waits if wait is not None)
-
-
-def describe(model: str, llm: "photon_jax.LLM", config: EngineConfig, load_s: float) -> dict[str, object]:
     """Returns what identifies a measurement: device, versions, model and engine settings."""
-    device = jax.devices()[0]
     shape = llm.config
     return {
         "engine": "photon_jax",
-        "device": f"{jax.device_count()} x {device.device_kind}",
-        "platform": device.platform,
-        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "versions": {
-            "photon_jax": photon_jax.__version__,
-            "jax": jax.__version__,
-            "jaxlib": importlib.metadata.version("jaxlib"),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "model": os.path.basename(os.path.normpath(model)),
+        **describe_machine(),
+        "model": flag_values.shape or os.path.basename(os.path.normpath(flag_values.model)),
         "architecture": shape.architecture,
         "num_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "vocab_size": shape.vocab_size,
         "dtype": shape.dtype,
+        "quantization": config.quantization,
         "kernels": dataclasses.asdict(config.kernels),
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "load_s": round(load_s, 3),
     }
-
-
-def peak_rss_bytes() -> int:
-    """Returns the most memory that this process has held on the host."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def run() -> None:

@@ -132,6 +132,11 @@ def use_compile_cache(flag_values: flags.FlagValues) -> None:
     chosen_elsewhere = jax.config.values["jax_compilation_cache_dir"] and not flag_values["compile_cache_dir"].present
     if not directory or chosen_elsewhere:
         return
+    keep_programs(directory)
+
+
+def keep_programs(directory: str) -> None:
+    """Keeps compiled programs in a folder for the next start."""
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 

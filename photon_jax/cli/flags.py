@@ -16,19 +16,22 @@ from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, Scheduler
 from photon_jax.controls import logit_bias_from_json
 from photon_jax.errors import ConfigError, RequestError
 from photon_jax.request import CODE_FIELDS, SamplingParams
+from photon_jax.structured_outputs import StructuredOutputs
 
 _ENGINE_PARTS = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig)
+_SAMPLING_PARTS = (SamplingParams, StructuredOutputs)
 
 
 def define_engine_flags(flag_values: flags.FlagValues) -> None:
     """Defines one flag for each plain field of EngineConfig and of the configs that it holds."""
     for part in _ENGINE_PARTS:
-        _define_fields(part, flag_values)
+        define_fields(part, flag_values)
 
 
 def define_sampling_flags(flag_values: flags.FlagValues) -> None:
-    """Defines one flag for each field of SamplingParams."""
-    _define_fields(SamplingParams, flag_values)
+    """Defines one flag for each plain field of SamplingParams and of the StructuredOutputs that it holds."""
+    for part in _SAMPLING_PARTS:
+        define_fields(part, flag_values)
 
 
 def engine_fields_from_flags(flag_values: flags.FlagValues) -> dict[str, object]:
@@ -46,8 +49,11 @@ def engine_config_from_flags(flag_values: flags.FlagValues) -> EngineConfig:
 def sampling_params_from_flags(flag_values: flags.FlagValues) -> SamplingParams:
     """Returns the sampling parameters that the flags describe."""
     given: dict[str, Any] = {field.name: flag_values[field.name].value for field in _plain_fields(SamplingParams)}
+    form: dict[str, Any] = {field.name: flag_values[field.name].value for field in _plain_fields(StructuredOutputs)}
     with errors_name_flags():
-        return SamplingParams(**(given | {"logit_bias": _parse_logit_bias(given["logit_bias"])}))
+        given["logit_bias"] = _parse_logit_bias(given["logit_bias"])
+        given["structured_outputs"] = StructuredOutputs(**form) if any(form.values()) else None
+        return SamplingParams(**given)
 
 
 def _parse_logit_bias(text: str | None) -> Any:
@@ -60,17 +66,21 @@ def _parse_logit_bias(text: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def errors_name_flags() -> Iterator[None]:
-    """Makes an error about a setting that is raised inside name the flag, as --max_num_seqs, not the field."""
+def errors_name_flags(*owners: type) -> Iterator[None]:
+    """Makes an error about a setting that is raised inside name the flag, as --max_num_seqs, not the field.
+
+    Args:
+      owners: dataclasses whose fields are flags, besides those of the engine and of sampling.
+    """
     try:
         yield
     except (ConfigError, RequestError) as error:
-        raise type(error)(_with_flags(str(error))) from error
+        raise type(error)(_with_flags(str(error), owners)) from error
 
 
-def _with_flags(message: str) -> str:
+def _with_flags(message: str, owners: tuple[type, ...]) -> str:
     """Returns a message with fields as flags: names of several words, and others where they open it or get a value."""
-    names = {field.name for owner in (*_ENGINE_PARTS, SamplingParams) for field in _plain_fields(owner)}
+    names = {field.name for owner in (*_ENGINE_PARTS, *_SAMPLING_PARTS, *owners) for field in _plain_fields(owner)}
     several = "|".join(sorted(name for name in names if "_" in name))
     every = "|".join(sorted(names))
     return re.sub(rf"(?<![\w-])(?=(?:{several})\b|(?:{every})=)|^(?=(?:{every}) )", "--", message)
@@ -91,15 +101,20 @@ def field_help(owner: type) -> dict[str, str]:
 
 
 def _plain_fields(owner: type) -> list[dataclasses.Field[object]]:
-    """Returns the fields that hold a value, not another config or code."""
+    """Returns the fields that hold a value, not another config or code, and have no flag of their own kind."""
     hints = typing.get_type_hints(owner)
-    fields = dataclasses.fields(owner)
-    return [
-        field for field in fields if not dataclasses.is_dataclass(hints[field.name]) and field.name not in CODE_FIELDS
-    ]
+    fields = [field for field in dataclasses.fields(owner) if field.name not in CODE_FIELDS]
+    fields = [field for field in fields if field.metadata.get("has_flag", True)]
+    return [field for field in fields if not any(map(dataclasses.is_dataclass, _members(hints[field.name])))]
 
 
-def _define_fields(owner: type, flag_values: flags.FlagValues) -> None:
+def _members(hint: object) -> tuple[object, ...]:
+    """Returns the types of a union, or the one type that a hint is."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def define_fields(owner: type, flag_values: flags.FlagValues) -> None:
+    """Defines one flag for each plain field of a dataclass."""
     hints = typing.get_type_hints(owner)
     helps = field_help(owner)
     for field in _plain_fields(owner):
@@ -109,8 +124,7 @@ def _define_fields(owner: type, flag_values: flags.FlagValues) -> None:
 def _define_flag(field: dataclasses.Field[object], hint: object, help_text: str, flag_values: flags.FlagValues) -> None:
     """Defines the flag whose kind fits the field's type; a tuple becomes a flag that may be repeated."""
     default: Any = field.default
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    member = next(m for m in members if m is not types.NoneType)
+    member = next(m for m in _members(hint) if m is not types.NoneType)
     if typing.get_origin(member) is typing.Literal:
         flags.DEFINE_enum(field.name, default, list(typing.get_args(member)), help_text, flag_values=flag_values)
     elif typing.get_origin(member) is tuple:

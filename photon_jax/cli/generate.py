@@ -31,7 +31,8 @@ from photon_jax.config import EngineConfig
 from photon_jax.describe import describe_checkpoint
 from photon_jax.errors import ConfigError, RequestError
 from photon_jax.loading import weights_quantization
-from photon_jax.request import RequestOutput, SamplingParams
+from photon_jax.outputs import RequestOutput
+from photon_jax.request import SamplingParams
 
 _MODES = ("prompt", "interactive", "prompts_file", "describe")
 _LOGPROBS = ("logprobs", "prompt_logprobs")
@@ -104,6 +105,7 @@ def describe(model: str, config: EngineConfig) -> None:
             dtype=config.dtype,
             quantization=weights_quantization(config),
             use_generation_config=config.use_generation_config,
+            kv_dtype=config.cache.kv_dtype,
         )
     )
 

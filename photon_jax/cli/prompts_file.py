@@ -13,14 +13,8 @@ import numpy as np
 
 from photon_jax.controls import logit_bias_from_json
 from photon_jax.errors import RequestError
-from photon_jax.request import (
-    CODE_FIELDS,
-    CompletionOutput,
-    PromptLogprobs,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprobs,
-)
+from photon_jax.outputs import CompletionOutput, PromptLogprobs, RequestOutput, TokenLogprobs
+from photon_jax.request import CODE_FIELDS, SamplingParams
 
 _SAMPLING_NAMES = frozenset(field.name for field in dataclasses.fields(SamplingParams)) - CODE_FIELDS
 _BOOL_NAMES = frozenset(name for name, hint in typing.get_type_hints(SamplingParams).items() if hint is bool)

@@ -206,7 +206,7 @@ def _control_row(seq: SequenceState, vocab_size: int) -> ControlState:
         row.bias[~is_allowed] = -np.inf
     words = [word for word in seq.request.bad_word_ids if len(word) > 1]
     for word in seq.request.bad_word_ids:
-        if len(word) == 1:
+        if len(word) == 1 and seq.matcher is None:  # else its masks leave them out where they can
             row.bias[word[0]] = -np.inf
     for index, word in enumerate(words):
         row.bad_starts[index, RECENT_WIDTH - len(word) + 1 :] = word[:-1]

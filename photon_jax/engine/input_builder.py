@@ -50,13 +50,14 @@ class InputBuilder:
         continues = self._continues(slots, starts, counts, admissions)
         views["continues"][:num_rows] = continues
         self._fill_tokens(views, rows, slots, starts, counts, firsts, continues)
+        num_scores = _fill_scores(views, rows, firsts)
         num_items = _fill_items(views, counts, firsts, layout.query_tile)
         if layout.has_controls:
             has_controls = [row.samples and row.seq.request.has_controls for row in rows]
             views["control_slots"][:num_rows] = np.where(has_controls, slots, 0)
             views["processor_ids"][:num_rows] = processor_ids
-        views["counts"][:] = (counts.sum(), num_rows, num_items)
         samples = num_sampled > 0
+        views["counts"][:] = (counts.sum(), num_rows if samples.any() else 0, num_items, num_scores)
         self._sampled_admission[slots[samples]] = admissions[samples]
         self._sampled_position[slots[samples]] = ends[samples]
         return buffer
@@ -107,12 +108,18 @@ class InputBuilder:
             seq, start, count, first = rows[row].seq, rows[row].start, counts[row], firsts[row]
             assert start + count <= len(seq.token_ids), f"a token of {seq.request_id!r} is neither here nor there"
             views["token_ids"][first : first + count] = seq.token_ids[start : start + count]
-        if views["target_ids"].size:
-            for item, first in zip(rows, firsts.tolist(), strict=True):
-                scores, offset = item.scores, first - item.start
-                if scores:
-                    targets = item.seq.token_ids[scores.start + 1 : scores.stop + 1]
-                    views["target_ids"][offset + scores.start : offset + scores.stop] = targets
+
+
+def _fill_scores(views: Views, rows: Sequence[ScheduledSequence], firsts: np.ndarray) -> int:
+    """Writes which tokens are scored and with what, if any; returns how many."""
+    end = 0
+    if views["target_ids"].size:
+        for item, first in zip(rows, firsts.tolist(), strict=True):
+            scores, offset = item.scores, first - item.start
+            begin, end = end, end + len(scores)
+            views["score_indices"][begin:end] = np.arange(offset + scores.start, offset + scores.start + len(scores))
+            views["target_ids"][begin:end] = item.seq.token_ids[scores.start + 1 : scores.start + 1 + len(scores)]
+    return end
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,23 +1,37 @@
 """Model runner: owns weights, cache and batch state on the device, launches steps and collects their results."""
 
 import dataclasses
+import logging
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from photon_jax.cache.kv_cache import KVCache, abstract_kv_cache, init_kv_cache
+from photon_jax.cache.kv_cache import KVCache, init_kv_cache
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.engine.buckets import BucketSpec
+from photon_jax.engine.compile_cache import compile_cache
 from photon_jax.engine.controls import ControlSlots, StepProcessors
 from photon_jax.engine.input_builder import InputBuilder
 from photon_jax.engine.metrics import LaunchCounters
-from photon_jax.engine.placement import place, placed_shapes
+from photon_jax.engine.placement import place
+from photon_jax.engine.programs import (
+    ARGUMENTS,
+    TraceWatch,
+    abstract_arguments,
+    compile_step,
+    describe_changes,
+    signature,
+)
 from photon_jax.engine.settings import pinned_settings
 from photon_jax.engine.step import BatchState, StepConfig, init_batch_state, jit_step
+from photon_jax.engine.token_masks import TokenMasks
+from photon_jax.errors import ConfigError
 from photon_jax.models.params import Params
+from photon_jax.ops.controls import States
 from photon_jax.scheduler.plan import StepPlan, StepResult
-from photon_jax.step_io import StepLayout, host_views, input_fields, output_fields, packed_size
+from photon_jax.step_io import StepLayout, host_views, output_fields
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,12 +51,31 @@ class ModelRunner:
       cache: keys and values; replaced by every step, the old arrays are dead.
       state: batch state; likewise.
       launched: what was launched.
+      has_warmed_up: whether all that is to be compiled ahead was.
     """
 
     def __init__(
-        self, params: Params, config: StepConfig, cache_layout: CacheLayout, buckets: BucketSpec, *, max_num_seqs: int
+        self,
+        params: Params,
+        config: StepConfig,
+        cache_layout: CacheLayout,
+        buckets: BucketSpec,
+        *,
+        max_num_seqs: int,
+        compile_cache_dir: str | None = None,
+        is_strict: bool = False,
     ) -> None:
+        """Takes the weights and makes the cache.
+
+        Args:
+          compile_cache_dir: where programs are kept that are compiled when a step needs them.
+          is_strict: whether a program that is compiled after the warm-up is an error.
+        """
+        self.has_warmed_up = False
+        self._compile_cache_dir = compile_cache_dir
+        self._is_strict = is_strict
         self.set_params(params)
+        self._params_signature = signature({"params": self.params})
         self.config = config
         self.buckets = buckets
         self._cache_layout = cache_layout
@@ -58,46 +91,85 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Makes cache and state anew; those of a step that broke off may be gone with it."""
-        self.cache: KVCache = place(init_kv_cache(self.config.model, self._cache_layout))
+        self.cache: KVCache = place(init_kv_cache(self.config.model, self._cache_layout, self.config.kv_dtype))
         self.state: BatchState = place(init_batch_state(self._max_num_seqs))
+        self._token_masks = TokenMasks(vocab_size=self.config.model.vocab_size)
         self._builder = InputBuilder(block_size=self._cache_layout.block_size, max_num_seqs=self._max_num_seqs)
         with pinned_settings():
             self._control_slots.reset()
 
     def launch(self, plan: StepPlan) -> StepHandle:
         """Starts the plan's step and returns without waiting for it."""
-        layout, processors = self.buckets.choose(plan), StepProcessors()
+        layout, processors, token_masks = self.buckets.choose(plan), StepProcessors(), None
         with pinned_settings():
             self._control_slots.release()
             if layout.has_controls:
                 processors = self._prepare_controls(plan)
                 layout = dataclasses.replace(layout, processors=processors.fns)
-            packed = jax.device_put(self._builder.build(plan, layout, processors.row_ids))
-            outputs, self.cache, state, states = jit_step(
-                self.params,
-                self.cache,
-                self._state_for(layout),
-                packed,
-                processors.states,
-                layout=layout,
-                config=self.config,
-            )
-        outputs.copy_to_host_async()
+                token_masks = self._token_masks.upload(plan, layout.num_rows)
+            packed = self._builder.build(plan, layout, processors.row_ids)
+            outputs, states = self.dispatch(layout, packed, processors.states, token_masks)
         self.launched.count(plan, layout)
-        self.state = dataclasses.replace(state, controls=state.controls or self.state.controls)
         self._control_slots.launched(processors, states)
         return StepHandle(plan, layout, outputs)
 
+    def dispatch(
+        self,
+        layout: StepLayout,
+        packed: np.ndarray,  # i32[packed_size(input_fields(layout))]
+        processor_states: States = (),
+        token_masks: jax.Array | None = None,
+    ) -> tuple[jax.Array, States]:
+        """Starts the step of packed inputs; returns its results, which are on their way, and the processor states."""
+        is_new = layout not in self.launched.layouts
+        if is_new and self.has_warmed_up:
+            self._note_new(layout)
+        with pinned_settings(), compile_cache(self._compile_cache_dir if is_new else None):
+            state = self._state_for(layout)
+            arguments = (self.params, self.cache, state, jax.device_put(packed), processor_states, token_masks)
+            with TraceWatch() as watch:
+                outputs, self.cache, state, states = jit_step(*arguments, layout=layout, config=self.config)
+        if watch.has_traced and not is_new:
+            self._note_trace(layout, arguments)
+        self.launched.layouts.add(layout)
+        outputs.copy_to_host_async()
+        self.state = dataclasses.replace(state, controls=state.controls or self.state.controls)
+        return outputs, states
+
+    def _note_new(self, layout: StepLayout) -> None:
+        """Says, or raises, that a step comes in a layout that was not compiled ahead."""
+        message = f"a step of {layout} was not compiled ahead; full warm-up compiles every layout without processors"
+        if self._is_strict:
+            raise ConfigError(f'{message}; give warmup="full", or leave strict_compile out')
+        _logger.info("%s; compiling it now", message)
+
+    def _note_trace(self, layout: StepLayout, arguments: tuple[object, ...]) -> None:
+        """Says, or raises, which argument made a known program be traced again."""
+        expected = abstract_arguments(
+            self.params, self.config, self._cache_layout, layout, max_num_seqs=self._max_num_seqs
+        )
+        rest = slice(1, None)  # weights are compared with those that the programs were compiled for
+        changes = describe_changes(
+            self._params_signature | signature(dict(zip(ARGUMENTS[rest], expected[rest], strict=True))),
+            signature(dict(zip(ARGUMENTS, arguments, strict=True))),
+        )
+        message = f"a step of {layout} was traced again; {changes}"
+        if self._is_strict:
+            raise ConfigError(f"strict_compile: {message}")
+        _logger.warning(message)
+
     def _prepare_controls(self, plan: StepPlan) -> StepProcessors:
         """Fills the slots of rows with controls; returns their processors."""
-        self._make_control_state()
+        self.make_control_state()
         assert self.state.controls is not None
         self.state = dataclasses.replace(self.state, controls=self._control_slots.fill(self.state.controls, plan))
         return self._control_slots.processors(plan)
 
-    def _make_control_state(self) -> None:
+    def make_control_state(self) -> None:
+        """Makes the state of sampling controls if there is none yet."""
         if self.state.controls is None:
-            self.state = dataclasses.replace(self.state, controls=self._control_slots.init_state())
+            with pinned_settings():
+                self.state = dataclasses.replace(self.state, controls=self._control_slots.init_state())
 
     def _state_for(self, layout: StepLayout) -> BatchState:
         """Returns the state as the layout's program takes it: the control state stays out of steps without controls."""
@@ -122,16 +194,10 @@ class ModelRunner:
 
     def compile(self, layout: StepLayout) -> jax.stages.Compiled:
         """Compiles the step of one layout ahead; a later launch in that layout finds it compiled."""
-        packed = jax.ShapeDtypeStruct((packed_size(input_fields(layout)),), jnp.int32)
-        cache = placed_shapes(abstract_kv_cache(self.config.model, self._cache_layout))
-        with pinned_settings():
-            if layout.has_controls:
-                self._make_control_state()
-            state = placed_shapes(self._state_for(layout))
-            lowered = jit_step.lower(
-                placed_shapes(self.params), cache, state, packed, (), layout=layout, config=self.config
-            )
-            compiled = lowered.compile()
+        arguments = abstract_arguments(
+            self.params, self.config, self._cache_layout, layout, max_num_seqs=self._max_num_seqs
+        )
+        compiled = compile_step(arguments, layout, self.config)
         self.launched.layouts.add(layout)
         analysis = compiled.memory_analysis()
         self._workspaces[layout] = analysis.temp_size_in_bytes if analysis is not None else 0

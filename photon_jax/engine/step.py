@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from photon_jax.cache.kv_cache import KVCache
-from photon_jax.config import KernelConfig
+from photon_jax.config import KernelConfig, KVDType
 from photon_jax.engine.multi_step import inputs_at, stops
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.decoder import forward_paged
@@ -43,6 +43,7 @@ class StepConfig:
     model: ModelConfig
     kernels: KernelConfig
     max_model_len: int
+    kv_dtype: KVDType = "auto"
 
 
 def init_batch_state(max_num_seqs: int) -> BatchState:
@@ -56,6 +57,7 @@ def step(
     state: BatchState,
     packed: jax.Array,  # i32[packed_size(input_fields(layout))]
     processor_states: States = (),
+    token_masks: jax.Array | None = None,  # i32[B ceil(V/32)]
     *,
     layout: StepLayout,
     config: StepConfig,
@@ -69,11 +71,13 @@ def step(
       state: with controls where the layout has them, without where it has none.
       processor_states: by slot, of each of the layout's processors. They are not donated: those of before a step that
         broke off are what its sequences go on from.
+      token_masks: which tokens each row may sample, as Controls has them, where the layout has controls.
     """
     inputs = unpack(packed, layout)
     if layout.num_steps == 1:
+        controls = _controls_of(state, processor_states, token_masks, layout)
         outputs, cache, state, processor_states = _one_step(
-            params, cache, state, inputs, processor_states, layout=layout, config=config
+            params, cache, state, inputs, controls, layout=layout, config=config
         )
         return _pack(outputs, output_fields(layout)), cache, state, processor_states
 
@@ -82,7 +86,7 @@ def step(
     ) -> tuple[tuple[KVCache, BatchState, jax.Array], jax.Array]:
         cache, state, is_stopped = carry
         now = inputs_at(inputs, index, is_stopped, block_size=cache.block_size)
-        outputs, cache, state, _ = _one_step(params, cache, state, now, (), layout=layout, config=config)
+        outputs, cache, state, _ = _one_step(params, cache, state, now, None, layout=layout, config=config)
         is_stopped |= stops(now, outputs.token_ids)
         return (cache, state, is_stopped), _pack(outputs, output_fields(layout))
 
@@ -97,15 +101,14 @@ def _one_step(
     cache: KVCache,
     state: BatchState,
     inputs: StepInputs,
-    processor_states: States,
+    controls: Controls | None,
     *,
     layout: StepLayout,
     config: StepConfig,
 ) -> tuple[StepOutputs, KVCache, BatchState, States]:
     inputs = _continue_rows(inputs, state)
-    num_tokens, num_rows, _ = inputs.counts
-    model, kernels = config.model, config.kernels
-    is_tiled = kernels.linear == "reference"
+    num_tokens, num_rows, _, num_scores = inputs.counts
+    model, kernels, is_tiled = config.model, config.kernels, config.kernels.linear == "reference"
     token_tiles = RowTiles(layout.row_tile, num_tokens) if is_tiled else None
     row_tiles = RowTiles(min(layout.row_tile, layout.num_rows), num_rows) if is_tiled else None
     hidden, cache = forward_paged(
@@ -126,17 +129,23 @@ def _one_step(
         kernels=kernels,
         tiles=row_tiles,
         is_greedy=layout.is_greedy,
-        controls=_controls_of(state, processor_states, layout),
+        controls=controls,
         has_top=layout.has_top,
     )
     scores: tuple[jax.Array, ...] = ()
     if layout.has_scores:
-        tiles = token_tiles or RowTiles(math.gcd(SCORE_TILE, layout.num_tokens), num_tokens)
+        size = layout.row_tile if is_tiled else math.gcd(SCORE_TILE, layout.num_tokens)
         scores = head_score(
-            hidden, inputs.target_ids, params, config=model, kernels=kernels, tiles=tiles, has_top=layout.has_top
+            hidden[inputs.score_indices],
+            inputs.target_ids,
+            params,
+            config=model,
+            kernels=kernels,
+            tiles=RowTiles(size, num_scores),
+            has_top=layout.has_top,
         )
     outputs = _name_outputs((token_ids, logprobs, *tops, *scores), layout)
-    return outputs, cache, *_update(state, processor_states, inputs, token_ids, row_states)
+    return outputs, cache, *_update(state, controls, inputs, token_ids, row_states)
 
 
 def _name_outputs(results: tuple[jax.Array, ...], layout: StepLayout) -> StepOutputs:
@@ -144,22 +153,30 @@ def _name_outputs(results: tuple[jax.Array, ...], layout: StepLayout) -> StepOut
     return StepOutputs(**dict(zip(names, results, strict=True)))
 
 
-def _controls_of(state: BatchState, processor_states: States, layout: StepLayout) -> Controls | None:
+def _controls_of(
+    state: BatchState, processor_states: States, token_masks: jax.Array | None, layout: StepLayout
+) -> Controls | None:
     if state.controls is None:
         return None
-    return Controls(state=state.controls, processor_states=processor_states, processors=layout.processors)
+    assert token_masks is not None, "a step with controls needs token masks"
+    return Controls(
+        state=state.controls,
+        processor_states=processor_states,
+        token_masks=token_masks,
+        processors=layout.processors,
+    )
 
 
 def _update(
-    state: BatchState, processor_states: States, inputs: StepInputs, token_ids: jax.Array, row_states: States
+    state: BatchState, controls: Controls | None, inputs: StepInputs, token_ids: jax.Array, row_states: States
 ) -> tuple[BatchState, States]:
     """Returns state and processor states after the rows sampled token_ids i32[B]; row_states have leaves [B *]."""
     last_token = state.last_token.at[inputs.state_slots].set(token_ids)
-    if state.controls is None:
-        return BatchState(last_token=last_token), processor_states
+    if controls is None:
+        return BatchState(last_token=last_token), ()
     slots = inputs.control_slots
-    new_states: States = jax.tree.map(lambda old, new: old.at[slots].set(new), processor_states, row_states)
-    return BatchState(last_token=last_token, controls=record_tokens(state.controls, slots, token_ids)), new_states
+    new_states: States = jax.tree.map(lambda old, new: old.at[slots].set(new), controls.processor_states, row_states)
+    return BatchState(last_token=last_token, controls=record_tokens(controls.state, slots, token_ids)), new_states
 
 
 def _continue_rows(inputs: StepInputs, state: BatchState) -> StepInputs:

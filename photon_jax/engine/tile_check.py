@@ -51,6 +51,8 @@ def _trace(params: Params, config: StepConfig, row_tile: int, query_tile: int) -
     buckets = BucketSpec(
         decode_rows=(row_tile,),
         mixed_tokens=(row_tile,),
+        rare_rows=(row_tile,),
+        rare_tokens=(row_tile,),
         mixed_rows=row_tile,
         table_widths=(2,),
         tiles=TileChoice((row_tile,), query_tile),

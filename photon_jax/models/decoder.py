@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from photon_jax.cache.kv_cache import KVCache
-from photon_jax.config import KernelConfig
+from photon_jax.config import KernelConfig, KVDType
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Params
 from photon_jax.ops.attention import attention, attention_input, full_attention, project_add, project_qkv
@@ -16,6 +16,7 @@ from photon_jax.ops.mlp import down_add, gate_up
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import rope_tables
 from photon_jax.ops.tiles import RowTiles
+from photon_jax.quantization.kv import dequantize_kv, quantize_kv
 from photon_jax.step_io import StepInputs
 
 PLAIN_KERNELS = KernelConfig(linear="xla", attention="xla")  # of `forward`: differentiable, on any device
@@ -74,11 +75,14 @@ def forward(
     params: Params,
     config: ModelConfig,
     token_ids: jax.Array,  # i32[B T]
+    *,
+    kv_dtype: KVDType = "auto",
 ) -> jax.Array:  # f32[B T V]
     """Returns the logits at every position: the plain, differentiable forward, causal and with no cache.
 
     Shapes decide the program, so results may differ from the engine's in the last bits. Rope kind "dynamic" scales by
-    the longer of T and the model's trained length, as Hugging Face does for a single pass.
+    the longer of T and the model's trained length, as Hugging Face does for a single pass. With kv_dtype "int8" keys
+    and values are rounded as an int8 cache holds them, which lets no gradient through.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -99,7 +103,7 @@ def forward(
     positions = jnp.tile(jnp.arange(num_tokens, dtype=jnp.int32), batch)
     cos, sin = rope_tables(positions, config=config, seq_len=num_tokens, tiles=None)
     for layer in params.layers:
-        x, *_ = full_layer(layer, x, (cos, sin), batch=batch, config=config)
+        x, *_ = full_layer(layer, x, (cos, sin), batch=batch, config=config, kv_dtype=kv_dtype)
     normed = rms_norm(x, params.final_norm, eps=config.rms_norm_eps)
     logits = head_logits(normed.astype(params.final_norm.dtype), params.head, backend=PLAIN_KERNELS.linear)
     return logits.reshape(batch, num_tokens, -1)
@@ -112,6 +116,7 @@ def full_layer(
     *,
     batch: int,
     config: ModelConfig,
+    kv_dtype: KVDType = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns a layer of `forward`: the residual stream f32[B*T D] after it and after its attention, the attended
     values [B*T H d], and the MLP's hidden values [B*T F]."""
@@ -119,6 +124,8 @@ def full_layer(
     q, k, v = (
         array.reshape(heads) for array in project_qkv(x, *rope, layer, config=config, kernels=PLAIN_KERNELS, tiles=None)
     )
+    if kv_dtype == "int8":
+        k, v = (dequantize_kv(*quantize_kv(array), array.dtype) for array in (k, v))
     attended = full_attention(q, k, v).reshape(x.shape[0], config.num_heads, config.head_dim)
     middle = project_add(attended, x, layer.o_proj, kernels=PLAIN_KERNELS, tiles=None)
     hidden = gate_up(middle, layer, config=config, kernels=PLAIN_KERNELS, tiles=None)

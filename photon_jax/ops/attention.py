@@ -1,13 +1,14 @@
 """The attention half of a layer, at the size of a fusion: input, attention over the paged cache, output."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import paged_attention
-from photon_jax.cache.kv_cache import KVCache, write_kv
+from pallas_kernels import paged_attention, prefill_attention
+from photon_jax.cache.kv_cache import KVCache, read_kv, write_kv
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Linear
@@ -79,11 +80,16 @@ def attention(
 ) -> jax.Array:  # [T H d]
     """Returns causal attention of each token over its own sequence's cache.
 
-    The implementations walk over the work list of items: up to query_tile tokens of one sequence. The Triton kernel
-    computes steps where every row has one token; the others fall to the XLA form.
+    The implementations walk over the work list of items: up to query_tile tokens of one sequence. Of the Triton kernels
+    one is for steps where every row has one token.
     """
-    if kernels.attention == "triton" and query_tile == 1:
-        return paged_attention(q, cache.k, cache.v, inputs.block_tables, inputs.positions + 1, layer_index)
+    if kernels.attention == "triton":
+        scales: dict[str, Any] = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+        arguments = (q, cache.k, cache.v, inputs.block_tables)
+        if query_tile == 1:
+            return paged_attention(*arguments, inputs.positions + 1, layer_index, **scales)
+        items = (inputs.item_rows, inputs.item_starts, inputs.item_lens)
+        return prefill_attention(*arguments, inputs.positions, *items, layer_index, query_tile=query_tile, **scales)
     num_tokens = q.shape[0]
     padded = jnp.pad(q, ((0, query_tile - 1), (0, 0), (0, 0)))  # an item may reach past the last token
     positions = jnp.pad(inputs.positions, (0, query_tile - 1))
@@ -136,7 +142,7 @@ def _attend_item(
         index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         top, total, acc = carry
-        k, v = (_context_tile(array, layer_index, table, index) for array in (cache.k, cache.v))
+        k, v = read_kv(cache, lambda array: _context_tile(array, layer_index, table, index), q.dtype)
         scores = _contract("KMd,KCd->KMC", folded, k) / math.sqrt(head_dim)
         context = index * CONTEXT_TILE + jnp.arange(CONTEXT_TILE)
         visible = jnp.expand_dims(context, 0) <= jnp.expand_dims(row_positions, 1)
@@ -176,7 +182,7 @@ def _attention_xla(
         row, start = work
         q_item = lax.dynamic_slice_in_dim(q, start, query_tile).reshape(query_tile, num_kv, groups, head_dim)
         pos_item = lax.dynamic_slice_in_dim(positions, start, query_tile)
-        k, v = cache.k[layer_index, inputs.block_tables[row]], cache.v[layer_index, inputs.block_tables[row]]
+        k, v = read_kv(cache, lambda array: array[layer_index, inputs.block_tables[row]], q.dtype)
         scores = _contract("QKGd,PKSd->KGQPS", q_item, k) / math.sqrt(head_dim)
         context = jnp.arange(k.shape[0] * k.shape[2]).reshape(k.shape[0], k.shape[2])
         visible = jnp.expand_dims(context, 0) <= jnp.expand_dims(pos_item, (1, 2))

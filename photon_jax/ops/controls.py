@@ -55,11 +55,13 @@ class Controls:
 
     Attributes:
       processor_states: of each processor, leaves [slots *].
+      token_masks: bit t % 32 of word t // 32 is 1 where token t may come next, by row.
       processors: the functions.
     """
 
     state: ControlState
     processor_states: States
+    token_masks: jax.Array  # i32[B ceil(V/32)]
     processors: tuple[ProcessorFn, ...] = dataclasses.field(metadata={"static": True})
 
 
@@ -73,12 +75,14 @@ class ControlRows:
       processor_ids: 1 + index of the row's processor; 0 for none.
       token_ids: the last token of the sequence so far.
       positions: of the token to sample.
+      token_masks: see Controls.
     """
 
     slots: jax.Array  # i32[M]
     processor_ids: jax.Array  # i32[M]
     token_ids: jax.Array  # i32[M]
     positions: jax.Array  # i32[M]
+    token_masks: jax.Array  # i32[M ceil(V/32)]
 
 
 def control_state_shapes(num_slots: int, vocab_size: int) -> ControlState:
@@ -120,7 +124,7 @@ def control_logits(
     state = jax.tree.map(lambda array: array[rows.slots], controls.state)
 
     def change(logits: jax.Array) -> jax.Array:
-        changed = _add_bias(_penalize(logits, state), state)
+        changed = _mask_tokens(_add_bias(_penalize(logits, state), state), rows.token_masks)
         return mask_stops(jnp.where(has_controls, changed, logits))
 
     changed = change(logits)
@@ -146,6 +150,13 @@ def _add_bias(logits: jax.Array, state: ControlState) -> jax.Array:
     """Returns the logits with the bias added, finite or -inf."""
     largest = np.finfo(np.float32).max
     return jnp.where(state.bias == -jnp.inf, -jnp.inf, jnp.minimum(logits + state.bias, largest))
+
+
+def _mask_tokens(logits: jax.Array, token_masks: jax.Array) -> jax.Array:
+    """Returns the logits f32[M V] with -inf where the bits of token_masks i32[M ceil(V/32)] are 0."""
+    bits = jnp.right_shift(jnp.expand_dims(token_masks, 2), jnp.arange(32, dtype=jnp.int32).reshape(1, 1, 32)) & 1
+    is_allowed = bits.reshape(logits.shape[0], -1)[:, : logits.shape[1]] == 1  # [M ceil(V/32) 32] to [M V]
+    return jnp.where(is_allowed, logits, -jnp.inf)
 
 
 def _mask_bad_words(logits: jax.Array, state: ControlState) -> jax.Array:

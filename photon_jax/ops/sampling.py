@@ -55,6 +55,7 @@ def head_sample(
     if controls is not None:
         rows |= {name: getattr(inputs, name) for name in ("control_slots", "processor_ids")}
         rows["last_tokens"] = inputs.token_ids[inputs.logits_indices]
+        rows["token_masks"] = controls.token_masks
 
     def compute(hidden: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         logits, row = _final_logits(hidden, params, config, kernels), dict(zip(rows, arrays, strict=True))
@@ -78,6 +79,7 @@ def _control(
         processor_ids=rows["processor_ids"],
         token_ids=rows["last_tokens"],
         positions=rows["sample_positions"],
+        token_masks=rows["token_masks"],
     )
     mask_stops = functools.partial(_mask_stops, rows=rows)
     return control_logits(logits, control_rows, controls, mask_stops, is_tiled=is_tiled)

@@ -88,12 +88,13 @@ def quantize_int8(
       ConfigError: a group is larger than the inputs.
     """
     check_group_size(group_size, weight.shape[1], layer)
-    q, scale = _round_groups(weight, clip_ratio, group_size=group_size)
+    q, scale = round_groups(weight, clip_ratio, group_size=group_size)
     return QuantizedLinear(q=q, scale=scale, group_size=group_size)
 
 
 @functools.partial(jax.jit, static_argnames=("group_size",))
-def _round_groups(weight: jax.Array, clip_ratio: jax.Array | None, *, group_size: int) -> tuple[jax.Array, jax.Array]:
+def round_groups(weight: jax.Array, clip_ratio: jax.Array | None, *, group_size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns q int8[* I] and scale f32[* ceil(I/group_size)] as `quantize_int8` does, of an array of any rank."""
     grouped = group_inputs(weight.astype(jnp.float32), group_size)  # [O G g]
     scale = jnp.abs(grouped).max(axis=-1) / Q_MAX
     if clip_ratio is not None:
@@ -114,7 +115,7 @@ def round_activations(
     group_size: int,
 ) -> jax.Array:  # f32[* I]
     """Returns x as int8 would hold it: each row in groups with a scale of their own, rounded as weights are."""
-    q, scale = _round_groups(x, None, group_size=group_size)
+    q, scale = round_groups(x, None, group_size=group_size)
     return dequantize(q, scale, group_size=group_size)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from photon_jax.config import KVDType
 from photon_jax.errors import CheckpointError
 from photon_jax.models.config import ModelConfig, QuantizationConfig
 from photon_jax.models.decoder import forward
@@ -36,6 +37,11 @@ class MatrixError:
     relative_error: float
     worst_group: float
     clipped_share: float
+
+    @classmethod
+    def none(cls, name: str) -> "MatrixError":
+        """Returns that of a matrix that is what it was."""
+        return cls(name=name, relative_error=0.0, worst_group=0.0, clipped_share=0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +132,19 @@ def matrix_errors(dense: Params, quantized: Params, quantization: QuantizationCo
     for name, weight in matrices(dense, quantization):
         layer = find_matrix(quantized, name)
         assert isinstance(layer, QuantizedLinear), f"{name} is int8"
-        numbers = jax.device_get(_matrix_error(weight, layer))
-        errors.append(MatrixError(name=name, **{key: float(value) for key, value in numbers.items()}))
+        errors.append(matrix_error(name, weight, layer))
     return errors
 
 
+def matrix_error(name: str, weight: jax.Array | np.ndarray, layer: QuantizedLinear) -> MatrixError:
+    """Returns how far a layer is from the weights [O I] that it was made of."""
+    numbers = jax.device_get(_matrix_error(weight, layer))
+    return MatrixError(name=name, **{key: float(value) for key, value in numbers.items()})
+
+
 @jax.jit
-def _matrix_error(weight: jax.Array, layer: QuantizedLinear) -> dict[str, jax.Array]:
-    weight = weight.astype(jnp.float32)
+def _matrix_error(weight: jax.Array | np.ndarray, layer: QuantizedLinear) -> dict[str, jax.Array]:
+    weight = jnp.asarray(weight, jnp.float32)
     error = weight - dequantize(layer.q, layer.scale, group_size=layer.group_size)
     squared_error, squared = (
         group_inputs(jnp.square(array), layer.group_size).sum(axis=-1) for array in (error, weight)
@@ -186,9 +197,32 @@ def compare_on_text(
     """
     totals = np.zeros(4)
     for window in windows:
-        totals += np.asarray(_compare_window(before, after, jnp.asarray(window), config=config), np.float64)
+        ours, theirs = (window_logprobs(params, window, config) for params in (before, after))
+        totals += compare_logprobs(ours, theirs, window)
         if on_window is not None:
             on_window()
+    return text_loss(totals, windows)
+
+
+def window_logprobs(
+    params: Params, window: np.ndarray, config: ModelConfig, *, kv_dtype: KVDType = "auto"
+) -> jax.Array:  # f32[T-1 V]
+    """Returns the log-probabilities of the tokens after each token of a window i32[T] but the last."""
+    logprobs: jax.Array = _logprobs(params, jnp.asarray(window), config=config, kv_dtype=kv_dtype)
+    return logprobs
+
+
+def compare_logprobs(
+    before: jax.Array,  # f32[T-1 V]
+    after: jax.Array,  # f32[T-1 V]
+    window: np.ndarray,  # i32[T]
+) -> np.ndarray:  # f64[4]
+    """Returns the sums over a window of both losses, the divergence and the agreement."""
+    return np.asarray(_compare(before, after, jnp.asarray(window)), np.float64)
+
+
+def text_loss(totals: np.ndarray, windows: Sequence[np.ndarray]) -> TextLoss:
+    """Returns what the sums of `compare_logprobs` over all windows come to."""
     num_tokens = sum(len(window) - 1 for window in windows)
     loss_before, loss_after, divergence, agreement = totals / num_tokens
     return TextLoss(
@@ -200,14 +234,17 @@ def compare_on_text(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("config",))
-def _compare_window(before: Params, after: Params, window: jax.Array, *, config: ModelConfig) -> jax.Array:
-    """Returns the sums over a window of both losses, the divergence and the agreement, f32[4]."""
-    inputs, targets = jnp.expand_dims(window[:-1], 0), jnp.expand_dims(window[1:], 1)
-    ours, theirs = (
-        jax.nn.log_softmax(forward(params, config, inputs).squeeze(0), axis=-1) for params in (before, after)
-    )
-    losses = [-jnp.take_along_axis(logprobs, targets, axis=-1).sum() for logprobs in (ours, theirs)]
-    divergence = (jnp.exp(ours) * (ours - theirs)).sum()
-    agreement = (ours.argmax(axis=-1) == theirs.argmax(axis=-1)).sum().astype(jnp.float32)
+@functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
+def _logprobs(params: Params, window: jax.Array, *, config: ModelConfig, kv_dtype: KVDType) -> jax.Array:
+    logits = forward(params, config, jnp.expand_dims(window[:-1], 0), kv_dtype=kv_dtype).squeeze(0)
+    logprobs: jax.Array = jax.nn.log_softmax(logits, axis=-1)
+    return logprobs
+
+
+@jax.jit
+def _compare(before: jax.Array, after: jax.Array, window: jax.Array) -> jax.Array:
+    targets = jnp.expand_dims(window[1:], 1)
+    losses = [-jnp.take_along_axis(logprobs, targets, axis=-1).sum() for logprobs in (before, after)]
+    divergence = (jnp.exp(before) * (before - after)).sum()
+    agreement = (before.argmax(axis=-1) == after.argmax(axis=-1)).sum().astype(jnp.float32)
     return jnp.stack([*losses, divergence, agreement])

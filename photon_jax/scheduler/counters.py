@@ -15,7 +15,8 @@ class SchedulerCounters:
     num_scheduled_tokens: int = 0
     num_chunks: int = 0  # rows that left tokens of their sequence uncomputed
     num_preemptions: int = 0
-    num_prefix_hit_tokens: int = 0  # tokens found in the prefix cache, at first admissions and later ones
+    num_prefix_query_tokens: int = 0  # tokens of the sequences that were admitted, at first admissions and later ones
+    num_prefix_hit_tokens: int = 0  # of those, found in the prefix cache
 
     @property
     def num_finished(self) -> int:

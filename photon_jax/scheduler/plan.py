@@ -75,10 +75,10 @@ class StepPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step computed, on the host; rows and tokens are those of its plan, in the plan's order.
+    """What one step computed, on the host; rows are those of its plan, in the plan's order.
 
-    The flat arrays hold the tokens of row 0, then those of row 1, and so on; an entry scores the token that follows
-    its position. They are needed only where a row has scores, and read only there; the most likely tokens (W of them)
+    The flat arrays hold the scores of row 0, then those of row 1, and so on, one for each of `ScheduledSequence.scores`,
+    and maybe more that mean nothing. They are needed only where a row has scores; the most likely tokens (W of them)
     only where a row wants them.
     """
 
@@ -86,7 +86,7 @@ class StepResult:
     logprobs: np.ndarray  # f32[steps*rows 3]  raw, after temperature, of the sampling distribution
     top_ids: np.ndarray | None = None  # i32[steps*rows W]
     top_logprobs: np.ndarray | None = None  # f32[steps*rows W]
-    score_logprobs: np.ndarray | None = None  # f32[num_tokens]
-    score_is_greedy: np.ndarray | None = None  # bool[num_tokens]
-    score_top_ids: np.ndarray | None = None  # i32[num_tokens W]
-    score_top_logprobs: np.ndarray | None = None  # f32[num_tokens W]
+    score_logprobs: np.ndarray | None = None  # f32[num_scores]
+    score_is_greedy: np.ndarray | None = None  # bool[num_scores]
+    score_top_ids: np.ndarray | None = None  # i32[num_scores W]
+    score_top_logprobs: np.ndarray | None = None  # f32[num_scores W]

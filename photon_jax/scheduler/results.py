@@ -2,13 +2,15 @@
 
 import numpy as np
 
-from photon_jax.request import FinishReason, TokenDelta
+from photon_jax.outputs import FinishReason, TokenDelta
 from photon_jax.scheduler.plan import ScheduledSequence, StepResult
 from photon_jax.scheduler.sequence import SequenceState
 
 
 def take_tokens(item: ScheduledSequence, result: StepResult, sampled: list[int], row: int, num_rows: int) -> TokenDelta:
     """Appends the tokens that a row sampled to its sequence, up to the one that ends it, and returns them.
+
+    A grammar ends a sequence where nothing can follow: well if its text may end there, else aborted.
 
     Args:
       sampled: one token of each step.
@@ -19,12 +21,14 @@ def take_tokens(item: ScheduledSequence, result: StepResult, sampled: list[int],
     num_prompt = len(request.prompt_token_ids)
     is_first = len(token_ids) == num_prompt
     seq.num_pending -= len(sampled)
-    num_new, reason = 0, None
+    num_new, reason, stop_token_id = 0, None, None
     for token_id in sampled:
         token_ids.append(token_id)
         num_new += 1
         if token_id in request.stop_token_ids and len(token_ids) - num_prompt > request.params.min_tokens:
-            reason = FinishReason.STOP
+            reason, stop_token_id = FinishReason.STOP, token_id
+        elif seq.matcher is not None and not seq.matcher.consume(token_id):
+            reason = FinishReason.STOP if seq.matcher.is_complete else FinishReason.ABORT
         elif len(token_ids) > seq.max_num_slots:
             reason = FinishReason.LENGTH
         if reason is not None:
@@ -41,7 +45,7 @@ def take_tokens(item: ScheduledSequence, result: StepResult, sampled: list[int],
         new_token_ids=tuple(sampled[:num_new]),
         logprobs=result.logprobs[entries].copy(),
         finish_reason=reason,
-        stop_token_id=sampled[num_new - 1] if reason is FinishReason.STOP else None,
+        stop_token_id=stop_token_id,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         scores=seq.scores if is_first else None,

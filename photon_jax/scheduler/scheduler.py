@@ -6,9 +6,10 @@ from photon_jax.cache.block_manager import BlockManager
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import CacheConfig, SchedulerConfig
 from photon_jax.errors import CapacityError, RequestError
-from photon_jax.request import FinishReason, Request, TokenDelta
+from photon_jax.outputs import FinishReason, TokenDelta
+from photon_jax.request import Request
 from photon_jax.scheduler.counters import SchedulerCounters
-from photon_jax.scheduler.limits import max_new_tokens, num_slots_of
+from photon_jax.scheduler.limits import Limits
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
 from photon_jax.scheduler.results import end_delta, take_tokens
 from photon_jax.scheduler.scores import take_scores
@@ -35,7 +36,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._config = config
         self._layout = layout
-        self._max_model_len = max_model_len
+        self.limits = Limits(config=config, layout=layout, max_model_len=max_model_len)
         self._blocks = BlockManager(layout, enable_prefix_caching=cache.enable_prefix_caching, namespace=namespace)
         # both in the order of arrival
         self._waiting: collections.OrderedDict[str, SequenceState] = collections.OrderedDict()
@@ -80,13 +81,14 @@ class Scheduler:
         """Blocks of the prefix cache that no sequence holds."""
         return self._blocks.num_idle
 
+    @property
+    def running(self) -> list[SequenceState]:
+        """The sequences that hold blocks, in the order of their arrival."""
+        return list(self._running.values())
+
     def get(self, request_id: str) -> SequenceState | None:
         """Returns the state of a waiting or running request, None for any other."""
         return self._running.get(request_id) or self._waiting.get(request_id)
-
-    def max_new_tokens(self, num_prompt_tokens: int) -> int:
-        """Returns the greatest max_tokens that a prompt of this length may ask for; below 1 if none."""
-        return max_new_tokens(num_prompt_tokens, self._layout, self._max_model_len)
 
     def add(self, request: Request) -> None:
         """Puts a request at the end of the queue.
@@ -99,7 +101,7 @@ class Scheduler:
             raise RequestError(
                 f"request {request.request_id!r} is still being served; give each live request an id of its own"
             )
-        num_slots = num_slots_of(request, self._layout, self._max_model_len)
+        num_slots = self.limits.num_slots(request)
         if len(self._waiting) >= self._config.max_waiting:
             raise CapacityError(
                 f"the queue is full: {len(self._waiting)} requests wait and max_waiting is {self._config.max_waiting}; "
@@ -172,8 +174,8 @@ class Scheduler:
         work = [(seq.num_uncomputed_tokens, seq) for seq in running]
         # decoding ones first, so that a long prompt never makes them wait; each kind in the order of arrival
         for num_left, seq in sorted(work, key=lambda pair: pair[0] > 1):
-            if num_left == 0 or seq.admission == 0:
-                continue  # waiting for its last results, or preempted for one that arrived earlier
+            if num_left == 0 or seq.admission == 0 or seq.awaits_token:
+                continue  # waiting for its last results or next mask, or preempted for one that arrived earlier
             if budget == 0:
                 break
             if num_steps > 1:
@@ -261,7 +263,7 @@ class Scheduler:
         # tokens [hits, end) new blocks, the last one maybe partial
         num_full = seq.first_needed // self._layout.block_size
         hits = self._blocks.find_cached(seq.block_digests, seq.token_ids, num_full)
-        num_blocks = self._layout.blocks_for(seq.num_tokens)
+        num_blocks = self._layout.blocks_for(min(seq.num_tokens, seq.max_num_slots))
         num_taken = num_blocks - len(hits) + self._blocks.count_idle(hits)
         if not self._blocks.can_allocate(num_taken + reserve + (num_blocks < seq.max_num_blocks)):
             return False
@@ -276,6 +278,7 @@ class Scheduler:
         seq.num_offered_blocks = len(hits)
         seq.num_computed_tokens = len(hits) * self._layout.block_size
         self.counters.num_prefix_hit_tokens += seq.num_computed_tokens
+        self.counters.num_prefix_query_tokens += seq.num_tokens
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
         return True
@@ -295,8 +298,8 @@ class Scheduler:
         deltas = []
         end = 0
         for row, item in enumerate(plan.scheduled):
-            begin, end = end, end + item.num_new_tokens
             seq = item.seq
+            begin, end = end, end + (0 if seq.is_plain else len(item.scores))
             if seq.admission != item.admission:
                 continue
             if not seq.is_plain and seq.request.wants_scores:
@@ -308,7 +311,7 @@ class Scheduler:
                 if delta.finish_reason is not None:
                     self._offer_full_blocks(seq, len(seq.token_ids) - 1)  # nothing is computed of the last token
                     self._end(seq, delta.finish_reason)
-            elif seq.request.score and item.start + item.num_new_tokens == seq.num_tokens:
+            elif seq.request.score and item.start + item.num_new_tokens == seq.max_num_slots:
                 self._end(seq, FinishReason.LENGTH)
                 deltas.append(end_delta(seq, FinishReason.LENGTH))
         return deltas

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from photon_jax.request import PromptLogprobs
+from photon_jax.outputs import PromptLogprobs
 from photon_jax.scheduler.plan import ScheduledSequence, StepResult
 from photon_jax.scheduler.sequence import SequenceState
 
@@ -11,7 +11,7 @@ def take_scores(item: ScheduledSequence, result: StepResult, begin: int) -> None
     """Writes what the row scored to its sequence.
 
     Args:
-      begin: place of the row's first token in the flat arrays of the result.
+      begin: place of the row's first score in the flat arrays of the result.
     """
     seq, wanted = item.seq, item.scores
     if seq.scores is None:
@@ -22,7 +22,7 @@ def take_scores(item: ScheduledSequence, result: StepResult, begin: int) -> None
     assert result.score_is_greedy is not None, f"the step of {seq.request_id!r} gave no score_is_greedy"
     first = seq.request.score_positions.start
     target = slice(wanted.start - first, wanted.stop - first)
-    source = slice(begin + wanted.start - item.start, begin + wanted.stop - item.start)
+    source = slice(begin, begin + len(wanted))
     seq.scores.logprobs[target] = result.score_logprobs[source]
     seq.scores.is_greedy[target] = result.score_is_greedy[source]
     num_top = seq.scores.top_ids.shape[1]

@@ -3,7 +3,9 @@
 import dataclasses
 import enum
 
-from photon_jax.request import PromptLogprobs, Request
+from photon_jax.controls import TokenMatcher
+from photon_jax.outputs import PromptLogprobs
+from photon_jax.request import Request
 
 
 class SequenceStatus(enum.Enum):
@@ -36,9 +38,11 @@ class SequenceState:
     scores: PromptLogprobs | None = None  # of the prompt's tokens where asked for, filled chunk by chunk
     num_scored: int = 0  # entries of `scores` that are there
     is_plain: bool = dataclasses.field(init=False)  # asks for no scores, no most likely tokens and no controls
+    matcher: TokenMatcher | None = dataclasses.field(init=False)  # has taken its output tokens; None without a grammar
 
     def __post_init__(self) -> None:
         request = self.request
+        self.matcher = None if request.grammar is None else request.grammar.start()
         self.is_plain = not (request.wants_scores or request.params.logprobs or request.has_controls)
 
     @property
@@ -70,7 +74,12 @@ class SequenceState:
     def first_needed(self) -> int:
         """The first position that must be computed even if its K and V are known: for a score or for the next token."""
         unscored = self.request.score_positions[self.num_scored :]
-        return unscored.start if unscored else self.num_tokens - 1
+        return unscored.start if unscored else min(self.num_tokens, self.max_num_slots) - 1
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether its next token can't be sampled before the host knows the one on its way, which its grammar needs."""
+        return self.matcher is not None and self.num_pending > 0
 
     @property
     def may_grow(self) -> bool:

@@ -94,7 +94,7 @@ def _make_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages as plain data: text parts joined, keys without a value left out.
+    """Returns the messages as plain data: text parts joined, missing content made empty, other missing values left out.
 
     Args:
       messages: each has a `role`, and a `content` that is a string or a list of `{"type": "text", "text": ...}`; only
@@ -124,6 +124,7 @@ def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     elif content is None:
         if not (role == "assistant" and plain.get("tool_calls")):
             raise RequestError(f"{where} has no content; only an assistant message with tool_calls may leave it out")
+        plain["content"] = ""  # templates look into it without asking whether it is there
     elif not isinstance(content, str):
         raise RequestError(f"{where}.content must be a string or a list of text parts, got {type(content).__name__}")
     return plain

@@ -5,15 +5,14 @@ import logging
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from photon_jax.errors import CheckpointError, RequestError
 from photon_jax.request import MAX_STOP_IDS
-from photon_jax.text.chat_template import ChatTemplate
-from photon_jax.text.gguf_tokenizer import read_gguf_fields
 from photon_jax.text.pieces import read_decoder, strip_start
-from photon_jax.text.tokenizer_files import TOKENIZER_FILE, read_tokenizer_folder
-from photon_jax.text.tokenizer_parts import TokenizerParts
+
+if TYPE_CHECKING:
+    from photon_jax.text.tokenizer_parts import TokenizerParts
 
 _logger = logging.getLogger(__name__)
 
@@ -21,12 +20,14 @@ _logger = logging.getLogger(__name__)
 class Tokenizer:
     """The tokenizer of one checkpoint; no call changes it, so threads may share it."""
 
-    def __init__(self, parts: TokenizerParts) -> None:
+    def __init__(self, parts: "TokenizerParts") -> None:
         """Takes over the parts; see `from_pretrained` and `from_gguf`.
 
         Raises:
           CheckpointError: the decoder is of an unsupported kind, or a chat template is not valid.
         """
+        from photon_jax.text.chat_template import ChatTemplate
+
         self._backend = parts.backend
         decoder = parts.backend.decoder
         self._decoder = read_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
@@ -42,17 +43,23 @@ class Tokenizer:
         ]
         adds_bos = self._backend_adds_bos if parts.add_bos is None else parts.add_bos
         self._adds_bos = adds_bos and parts.bos_token_id is not None
-        templates = parts.chat_templates
+        templates = self._chat_templates = dict(parts.chat_templates)
         self._chat_template = ChatTemplate(templates, special_tokens=parts.special_tokens) if templates else None
+        self._template_text = templates.get("default")
+        self._tool_template_text = templates.get("tool_use", self._template_text)
 
     @classmethod
     def from_pretrained(cls, folder: Path) -> "Tokenizer":
         """Returns the tokenizer of a checkpoint folder; see `read_tokenizer_folder` for the files it reads."""
+        from photon_jax.text.tokenizer_files import read_tokenizer_folder
+
         return cls(read_tokenizer_folder(Path(folder)))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, object]) -> "Tokenizer":
         """Returns the tokenizer of a GGUF file, from its metadata as plain Python values by key."""
+        from photon_jax.text.gguf_tokenizer import read_gguf_fields
+
         return cls(read_gguf_fields(fields))
 
     @property
@@ -79,6 +86,21 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
         return self._chat_template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja text of the usual chat template; None when there is none."""
+        return self._template_text
+
+    @property
+    def tool_template(self) -> str | None:
+        """The Jinja text of the chat template that is used when tools are given; None when there is none."""
+        return self._tool_template_text
+
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Text of each chat template by name, the usual one under "default"; empty when there is none."""
+        return dict(self._chat_templates)
 
     @property
     def num_stripped(self) -> int:
@@ -193,10 +215,16 @@ def find_tokenizer(source: Path | Mapping[str, object] | None) -> Tokenizer | No
     """
     if isinstance(source, Mapping):
         return Tokenizer.from_gguf(source)
-    if source is None or not (Path(source) / TOKENIZER_FILE).is_file():
+    if source is None or not _has_tokenizer(Path(source)):
         _logger.warning("the checkpoint has no tokenizer: prompts must be token ids, and outputs have no text")
         return None
     return Tokenizer.from_pretrained(source)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    from photon_jax.text.tokenizer_files import TOKENIZER_FILE
+
+    return (folder / TOKENIZER_FILE).is_file()
 
 
 def all_eos_token_ids(model_ids: Iterable[int], tokenizer: Tokenizer | None, *, vocab_size: int) -> tuple[int, ...]:

@@ -156,7 +156,7 @@ def test_a_failing_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("photon_jax.checkpoint.orbax_io.ocp.Checkpointer.save", fail)
+    monkeypatch.setattr("orbax.checkpoint.Checkpointer.save", fail)
     with pytest.raises(CheckpointError, match="No space left on device"):
         save_checkpoint(tmp_path / "saved", tiny_params(), tiny_config())
     assert not list(tmp_path.iterdir())

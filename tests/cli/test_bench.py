@@ -6,6 +6,7 @@ from absl import flags
 from helpers.fake_llm import FakeLLM
 
 import photon_jax
+from photon_jax.bench import batches
 from photon_jax.cli import bench
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError
@@ -59,9 +60,9 @@ def test_every_run_has_new_prompts_and_ends_at_its_length_alone(llms, capsys):
 
 def test_rates_follow_from_the_times(monkeypatch):
     times = iter([(9.0, 9.0), (9.0, 9.0), (2.0, 0.5), (10.0, 0.7)])
-    monkeypatch.setattr(bench, "_time_generate", lambda *_args, **_kwargs: next(times))
-    setting = bench.Setting(batch_size=2, prompt_len=10, output_len=5)
-    record = bench.bench(FakeLLM(), setting, 1, CompileCounter(), first_seed=0)
+    monkeypatch.setattr(batches, "_time_generate", lambda *_args, **_kwargs: next(times))
+    setting = batches.Setting(batch_size=2, prompt_len=10, output_len=5)
+    record = batches.bench_batch(FakeLLM(), setting, 1, CompileCounter(), first_seed=0)
     assert record["prefill_tokens_per_s"] == 10.0  # 20 tokens in 2 s
     assert record["decode_tokens_per_s"] == 1.0  # 8 tokens in 8 s
     assert record["output_tokens_per_s"] == 1.0  # 10 tokens in 10 s
@@ -92,7 +93,30 @@ def test_compiles_while_timed_are_told_apart(monkeypatch):
         return 2.0 if num_tokens == 1 else 3.0, 1.0
 
     compiled = iter([3, 2, 0, 1])
-    monkeypatch.setattr(bench, "_time_generate", compile_in_warm_up_and_once_more)
-    setting = bench.Setting(batch_size=2, prompt_len=10, output_len=5)
-    record = bench.bench(FakeLLM(), setting, 1, compiles, first_seed=0)
+    monkeypatch.setattr(batches, "_time_generate", compile_in_warm_up_and_once_more)
+    setting = batches.Setting(batch_size=2, prompt_len=10, output_len=5)
+    record = batches.bench_batch(FakeLLM(), setting, 1, compiles, first_seed=0)
     assert (record["num_compiles"], record["num_compiles_while_timed"]) == (6, 1)
+
+
+@pytest.mark.parametrize("rates", ["0", "a", "-1", "nan", "1,inf"])
+def test_rates_are_positive_numbers(llms, rates):
+    with pytest.raises(ConfigError, match="--rates must be positive numbers"):
+        run_main("--num_requests=3", f"--rates={rates}")
+    assert not llms
+
+
+def test_a_server_is_measured_at_rates_alone(llms):
+    with pytest.raises(ConfigError, match="--url needs --num_requests and --rates"):
+        run_main("--url=http://localhost:1/v1", "--num_requests=3")
+    assert not llms
+
+
+def test_lognormal_mixes_are_chats_unless_other_means_are_given():
+    flag_values = flags.FlagValues()
+    bench.define_flags(flag_values)
+    flag_values(["photon-bench", "--num_requests=5", "--lengths=lognormal"])
+    spec = bench.spec_from_flags(flag_values)
+    assert (spec.num_requests, spec.prompt_len, spec.output_len) == (5, 220, 180)
+    flag_values(["photon-bench", "--lengths=lognormal", "--num_requests=5", "--prompt_len=7"])
+    assert (bench.spec_from_flags(flag_values).prompt_len, bench.spec_from_flags(flag_values).output_len) == (7, 180)

@@ -14,9 +14,10 @@ from photon_jax.cli.flags import (
 from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig
 from photon_jax.errors import ConfigError, RequestError
 from photon_jax.request import CODE_FIELDS, SamplingParams
+from photon_jax.structured_outputs import StructuredOutputs
 
-HELD = {"cache", "scheduler", "kernels"} | CODE_FIELDS
-OWNERS = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig, SamplingParams)
+HELD = {"cache", "scheduler", "kernels", "structured_outputs"} | CODE_FIELDS
+OWNERS = (EngineConfig, CacheConfig, SchedulerConfig, KernelConfig, SamplingParams, StructuredOutputs)
 
 
 def parse(*arguments):
@@ -31,7 +32,7 @@ def parse(*arguments):
 def test_every_field_has_a_flag_with_its_default_and_help(owner):
     flag_values = parse()
     for field in dataclasses.fields(owner):
-        if field.name in HELD:
+        if field.name in HELD or not field.metadata.get("has_flag", True):
             continue
         flag = flag_values[field.name]
         default = list(field.default) if isinstance(field.default, tuple) else field.default
@@ -82,6 +83,27 @@ def test_control_flags_reach_the_params():
         bad_words=("a, b", "c"),
     )
     assert sampling_params_from_flags(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (['--json={"type": "object"}'], StructuredOutputs(json={"type": "object"})),
+        (["--json_object"], StructuredOutputs(json_object=True)),
+        (["--regex=[a-z]{3,5}, x"], StructuredOutputs(regex="[a-z]{3,5}, x")),
+        (["--choice=yes, please", "--choice=no"], StructuredOutputs(choice=("yes, please", "no"))),
+        (['--grammar=start: "a" | "b"'], StructuredOutputs(grammar='start: "a" | "b"')),
+    ],
+)
+def test_flags_of_structured_outputs_reach_the_params(arguments, expected):
+    assert sampling_params_from_flags(parse(*arguments)) == SamplingParams(structured_outputs=expected)
+
+
+def test_structured_outputs_that_do_not_fit_name_their_flags():
+    with pytest.raises(RequestError, match=r"^--json must be a JSON schema"):
+        sampling_params_from_flags(parse("--json=5"))
+    with pytest.raises(RequestError, match=r"exactly one of json, --json_object, .*, got json and regex"):
+        sampling_params_from_flags(parse("--json={}", "--regex=a"))
 
 
 @pytest.mark.parametrize("text", ["5", "{5: 1}", '{"x": 1}', '{"5": 101}'])

@@ -8,6 +8,7 @@ from helpers.fake_llm import FakeLLM
 from photon_jax.cli.prompts_file import open_results, read_prompts, result_line
 from photon_jax.errors import RequestError
 from photon_jax.request import SamplingParams
+from photon_jax.structured_outputs import StructuredOutputs
 
 DEFAULTS = SamplingParams(temperature=0.5, max_tokens=3)
 
@@ -47,10 +48,18 @@ def test_controls_are_read_from_a_line(tmp_path):
     assert request.params == SamplingParams(**(controls | {"logit_bias": {5: -1.5, 7: 2.0}}))
 
 
+def test_structured_outputs_are_read_from_a_line(tmp_path):
+    form = {"json": {"type": "object", "maxProperties": 2}}
+    (request,) = read_prompts(write(tmp_path, json.dumps({"prompt": "a", "structured_outputs": form})), DEFAULTS)
+    assert request.params.structured_outputs == StructuredOutputs(**form)
+
+
 @pytest.mark.parametrize(
     ("line", "match"),
     [
         ('{"prompt": "a", "logit_bias": {"x": 1}}', "line 2: logit_bias must have token ids"),
+        ('{"prompt": "a", "structured_outputs": {"jsn": {}}}', "line 2: structured_outputs has no 'jsn'"),
+        ('{"prompt": "a", "structured_outputs": {"regex": 5}}', "line 2: regex must be a non-empty text"),
         ('{"prompt": "a", "allowed_token_ids": []}', "line 2: allowed_token_ids is empty"),
         ('{"prompt": "a", "bad_words": "b"}', "line 2: bad_words must be a list"),
         ('{"prompt": "a", "logits_processor": "f"}', "line 2: unknown field 'logits_processor'"),

@@ -19,8 +19,9 @@ from photon_jax.engine.engine import Engine
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import StepConfig
-from photon_jax.local_client import LocalClient, Prompt
+from photon_jax.local_client import LocalClient
 from photon_jax.scheduler.scheduler import Scheduler
+from photon_jax.submission import Prompt
 
 CONFIG = tiny_config(num_layers=1)
 VOCAB = CONFIG.vocab_size

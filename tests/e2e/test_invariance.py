@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 from helpers.invariance import BLOCK_SIZE, Tally, World, run_schedule, without_extras
-from helpers.tiny_model import tiny_config
+from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.cache import prefix_cache
 from photon_jax.engine import controls, input_builder, runner
 from photon_jax.engine.step import step
 from photon_jax.models import decoder
 from photon_jax.models.config import QuantizationConfig
+from photon_jax.quantization.weights import with_int8_activations
 from photon_jax.scheduler.scheduler import Scheduler
 
 NUM_SCHEDULES = 300
@@ -47,6 +48,19 @@ def test_requests_do_not_depend_on_their_company_with_int8_weights():
     plain = world.with_requests(plain_requests(world))
     for seed in range(10):
         run_schedule(plain, seed, tally)
+    assert tally.with_preemption >= 4 and tally.with_chunks >= 4 and tally.with_prefix_hits >= 4, tally
+
+
+def test_requests_and_scores_do_not_depend_on_their_company_with_everything_int8():
+    """Weights, activations, keys and values."""
+    config = tiny_config(quantization=QuantizationConfig(group_size=64, has_embedding=True))
+    params = with_int8_activations(tiny_params(config))
+    world, tally = World(num_requests=20, config=config, params=params, kv_dtype="int8"), Tally()
+    plain = [dataclasses.replace(without_extras(request), score=request.score) for request in world.requests]
+    assert any(request.score for request in plain)
+    world = world.with_requests(plain)
+    for seed in range(10):
+        run_schedule(world, seed, tally)
     assert tally.with_preemption >= 4 and tally.with_chunks >= 4 and tally.with_prefix_hits >= 4, tally
 
 

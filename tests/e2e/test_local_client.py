@@ -3,73 +3,15 @@
 import numpy as np
 import pytest
 from helpers.byte_tokenizer import ByteTokenizer
-from helpers.fake_runner import VOCAB_SIZE, FakeRunner, expected_logprobs, expected_output, make_scheduler
+from helpers.fake_engine import LONG, MATE, Play, expected, result
+from helpers.fake_runner import VOCAB_SIZE, expected_logprobs, make_scheduler
 
-from photon_jax.engine.engine import Engine
 from photon_jax.errors import CapacityError, RequestError
-from photon_jax.local_client import LocalClient, Prompt
-from photon_jax.request import MAX_STOP_IDS, FinishReason, Request, SamplingParams, TokenDelta
+from photon_jax.local_client import LocalClient
+from photon_jax.outputs import FinishReason, TokenDelta
+from photon_jax.request import MAX_STOP_IDS, Request, SamplingParams
 from photon_jax.scheduler.plan import StepPlan
-
-LONG = tuple(range(30))
-MATE = (4, 5, 6)
-NUM_BLOCKS = 64
-
-
-class Launched:
-    """FakeRunner behind the engine's interface."""
-
-    def __init__(self, layout):
-        self.layout = layout
-        self.fake = FakeRunner(layout)
-        self.fault = None
-
-    def launch(self, plan):
-        return self.fake.step(plan)
-
-    def collect(self, result):
-        if self.fault is not None:
-            raise self.fault
-        return result
-
-    def reset(self):
-        self.fake = FakeRunner(self.layout)
-
-
-class Play:
-    """A client with its engine in sight."""
-
-    def __init__(self, tokenizer=None, *, scheduler=None, **client_fields):
-        self.scheduler = make_scheduler(**{"max_num_seqs": 2, "max_num_batched_tokens": 8, **(scheduler or {})})
-        self.runner = Launched(self.scheduler._layout)
-        self.engine = Engine(self.scheduler, self.runner)
-        self.client = LocalClient(self.engine, tokenizer, vocab_size=VOCAB_SIZE, **client_fields)
-
-    def submit(self, *prompts, score=False, **params):
-        listed = [Prompt(token_ids=tuple(prompt)) for prompt in prompts]
-        return self.client.submit_all(listed, [SamplingParams(**params)] * len(listed), score=score)
-
-    def stream(self, prompt, **params):
-        (submission,) = self.submit(prompt, **params)
-        return self.client.iterate(submission)
-
-    def check_idle(self):
-        self.scheduler.check_integrity()
-        assert not self.scheduler.has_unfinished
-        assert self.scheduler.num_free_blocks == NUM_BLOCKS
-
-
-def expected(prompt, max_tokens, **fields):
-    params = SamplingParams(max_tokens=max_tokens, min_tokens=fields.pop("min_tokens", 0))
-    request = Request(request_id="", prompt_token_ids=tuple(prompt), params=params, **fields)
-    tokens, reason = expected_output(request)
-    return tuple(tokens), reason.value
-
-
-def result(output, index=0):
-    completion = output.outputs[index]
-    return completion.token_ids, completion.finish_reason
-
+from photon_jax.submission import Prompt
 
 # what is submitted
 

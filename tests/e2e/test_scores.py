@@ -94,8 +94,9 @@ def test_continuations_of_one_prompt_share_its_computation_and_change_no_bit(llm
     endings = [[draw_ids(40 + i, 5) for i in range(4)], [draw_ids(50 + i, 1 + i) for i in range(2)]]
     nested, count = num_computed(llm, lambda: llm.score(prompts, endings, progress=False))
     assert [len(group) for group in nested] == [4, 2]
-    # scores begin with the prompt's last token: the blocks before the one that holds it are shared
-    whole = [3 * BLOCK + 5 + 3 * (BLOCK + 5), (BLOCK + 4) + (3 + 2)]
+    # scores begin with the prompt's last token: the blocks before the one that holds it are shared; nothing is computed
+    # of the last token of each
+    whole = [3 * BLOCK + 4 + 3 * (BLOCK + 4), (BLOCK + 3) + (3 + 1)]
     assert count == sum(whole)
     with LLM(folder, **ENGINE_FIELDS, enable_prefix_caching=False) as plain:
         for prompt, group, scores in zip(prompts, endings, nested, strict=True):
@@ -103,7 +104,7 @@ def test_continuations_of_one_prompt_share_its_computation_and_change_no_bit(llm
                 (alone,) = plain.score([prompt], [ending], progress=False)
                 assert_same_scores(score, alone)
     again, count = num_computed(llm, lambda: llm.score(prompts, endings, progress=False))
-    assert count == 4 * (BLOCK + 5) + (3 + 1) + (3 + 2)
+    assert count == 4 * (BLOCK + 4) + 3 + (3 + 1)
     for first, second in zip(itertools.chain(*nested), itertools.chain(*again), strict=True):
         assert_same_scores(first, second)
 
@@ -145,7 +146,7 @@ def test_one_prompt_takes_one_entry_and_a_list_of_prompts_one_each(llm):
         ([[5], []], [[7], [8]], "prompt 1: the prompt is empty, so nothing comes before the continuation"),
         ([[5], [6]], [[[7]], [[8], [VOCAB_SIZE]]], f"prompt 1: .*holds {VOCAB_SIZE}"),
         ([[5]], ["text"], "'text' is text and its prompt is token ids"),
-        ([[5]], [[7] * ENGINE_FIELDS["max_model_len"]], "max_model_len is 256"),
+        ([[5]], [[7] * (ENGINE_FIELDS["max_model_len"] + 1)], "max_model_len is 256"),
         ("The fox", [[[1.5]]], "a text or a list of token ids"),
     ],
 )

@@ -9,7 +9,8 @@ from helpers.tiny_model import tiny_config, tiny_params
 import photon_jax
 from photon_jax.cache.layout import plan_cache
 from photon_jax.config import CacheConfig, make_engine_config
-from photon_jax.engine.engine import free_bytes, start_engine
+from photon_jax.engine.memory import free_bytes
+from photon_jax.engine.start import start_engine
 from photon_jax.errors import ConfigError
 from photon_jax.models.config import RopeConfig
 

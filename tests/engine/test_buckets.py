@@ -63,8 +63,9 @@ def test_the_largest_bucket_covers_what_the_scheduler_may_plan():
         assert spec.decode_rows[-1] >= config.max_num_seqs, spec
         assert spec.mixed_rows >= config.max_num_seqs, spec
         assert spec.table_widths[-1] >= layout.blocks_for(max_len), spec
-        for sizes in (spec.decode_rows, spec.mixed_tokens, spec.table_widths):
+        for sizes in (spec.decode_rows, spec.mixed_tokens, spec.rare_rows, spec.rare_tokens, spec.table_widths):
             assert sizes == tuple(sorted(set(sizes))), spec
+        assert (spec.rare_rows[-1], spec.rare_tokens[-1]) == (spec.decode_rows[-1], spec.mixed_tokens[-1])
 
 
 def test_plans_at_every_limit_have_a_layout_that_holds_them():
@@ -108,7 +109,7 @@ def test_layouts_are_those_that_can_be_chosen_each_once():
 def test_steps_with_scores_have_programs_of_mixed_steps_only():
     for _, _, _, spec in every_spec():
         kinds = {(lay.num_tokens, lay.num_rows, lay.has_top) for lay in spec.layouts() if lay.has_scores}
-        assert kinds == {(tokens, spec.mixed_rows, top) for tokens in spec.mixed_tokens for top in (False, True)}
+        assert kinds == {(tokens, spec.mixed_rows, top) for tokens in spec.rare_tokens for top in (False, True)}
         has_any = [lay for lay in spec.layouts() if lay.has_scores or lay.has_top]
         assert not any(lay.is_greedy for lay in has_any)
 
@@ -130,7 +131,13 @@ def test_tables_hold_whole_context_tiles_of_the_reference_attention():
 
 
 SPEC = BucketSpec(
-    decode_rows=(2, 8, 32), mixed_tokens=(32, 512), mixed_rows=32, table_widths=(4, 16), tiles=TILE_CHOICES[-1]
+    decode_rows=(2, 8, 32),
+    mixed_tokens=(32, 512),
+    rare_rows=(8, 32),
+    rare_tokens=(512,),
+    mixed_rows=32,
+    table_widths=(4, 16),
+    tiles=TILE_CHOICES[-1],
 )
 
 
@@ -151,6 +158,20 @@ def test_the_smallest_sizes_are_chosen(counts, num_blocks, expected):
     layout = SPEC.choose(make_plan(counts, num_blocks=num_blocks))
     fields = (layout.num_tokens, layout.num_rows, layout.table_width, layout.query_tile, layout.row_tile)
     assert fields == expected
+
+
+@pytest.mark.parametrize(("counts", "plain", "rare"), [([1], 2, 8), ([1] * 9, 32, 32), ([2], 32, 512)])
+def test_steps_of_a_rare_kind_come_in_fewer_sizes(counts, plain, rare):
+    assert SPEC.choose(make_plan(counts)).num_tokens == plain
+    assert SPEC.choose(make_plan(counts, logprobs=2)).num_tokens == rare
+
+
+def test_mixed_steps_of_padded_buckets_grow_by_no_more_than_half_from_256_tokens_on():
+    for tokens in (300, 512, 8192, 10_000):
+        limits = SchedulerConfig(max_num_batched_tokens=tokens)
+        spec = padded_buckets(limits, CacheLayout(num_blocks=99, block_size=64), max_model_len=256)
+        sizes = [size for size in spec.mixed_tokens if size >= 256]
+        assert all(small < large <= 1.5 * small for small, large in itertools.pairwise(sizes)), sizes
 
 
 def test_padded_steps_without_random_rows_have_programs_of_their_own():

@@ -70,7 +70,9 @@ def test_tokens_lie_row_after_row_with_their_positions_and_slots(views):
 
 
 def test_targets_are_the_next_tokens_of_score_rows_alone(views):
-    np.testing.assert_array_equal(views["target_ids"], [0] * 8 + [305, 0] + [0] * 6)
+    np.testing.assert_array_equal(views["score_indices"], [8] + [0] * 15)
+    np.testing.assert_array_equal(views["target_ids"], [305] + [0] * 15)
+    assert views["counts"][3] == 1
 
 
 def test_tables_hold_the_blocks_and_then_the_null_block(views):
@@ -83,7 +85,7 @@ def test_work_list_covers_every_token_in_items_of_one_row(views):
     np.testing.assert_array_equal(views["item_rows"], [0, 1, 1, 2, 0, 0, 0, 0])
     np.testing.assert_array_equal(views["item_starts"], [0, 1, 5, 8, 0, 0, 0, 0])
     np.testing.assert_array_equal(views["item_lens"], [1, 4, 3, 2, 0, 0, 0, 0])
-    np.testing.assert_array_equal(views["counts"], [10, 3, 4])
+    np.testing.assert_array_equal(views["counts"][:3], [10, 3, 4])
 
 
 def test_rows_point_at_their_last_token_and_the_position_after_it(views):
@@ -216,7 +218,7 @@ def test_a_dispatch_of_several_steps_holds_the_first_and_how_many_each_row_takes
     np.testing.assert_array_equal(views["token_ids"], [102, 7, 0, 0])
     np.testing.assert_array_equal(views["positions"], [2, 5, 0, 0])
     np.testing.assert_array_equal(views["sample_positions"], [3, 6, 0, 0])
-    np.testing.assert_array_equal(views["counts"], [2, 2, 2])
+    np.testing.assert_array_equal(views["counts"], [2, 2, 2, 0])
     # the next one continues where the last step of each row ends, before the host knows those tokens
     rows = (ScheduledSequence(first, 6, 1, 1, 1), ScheduledSequence(second, 7, 1, 1, 2))
     views = host_views(builder.build(StepPlan(rows), DECODE), input_fields(DECODE))

@@ -33,8 +33,10 @@ def test_ledger_says_where_the_memory_went():
     ledger = MemoryLedger(
         weight_bytes=3 << 20,
         cache_bytes=5 << 20,
+        kv_dtype="int8",
         control_bytes=2 << 20,
         workspace_bytes=7 << 20,
+        free_bytes=9 << 20,
         num_blocks=11,
         block_size=64,
         max_cached_tokens=640,
@@ -43,9 +45,10 @@ def test_ledger_says_where_the_memory_went():
     text = str(ledger)
     for part in (
         "weights 3 MiB",
-        "KV cache 5 MiB",
+        "KV cache 5 MiB of int8",
         "10 blocks of 64 tokens = 640 tokens",
         "workspace 7 MiB",
+        "free 9 MiB",
         "controls 2 MiB",
     ):
         assert part in text, part

@@ -3,13 +3,17 @@
 import jax
 import numpy as np
 import pytest
+from helpers.byte_tokenizer import ByteTokenizer
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.config import make_engine_config
-from photon_jax.engine.engine import start_engine
 from photon_jax.engine.metrics import CompileCounter
+from photon_jax.engine.start import start_engine
 from photon_jax.request import Request, SamplingParams
+from photon_jax.structured_outputs import StructuredOutputs
+from photon_jax.text.grammar import Grammars
 
+GRAMMAR = Grammars(ByteTokenizer(), vocab_size=258).grammar(StructuredOutputs(regex="[a-z]{9}"))
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 16, "num_blocks": 999, "max_model_len": 200}
 
 
@@ -32,7 +36,7 @@ def run(started, requests):
 
 def request_of(name, prompt_len, **params):
     ids = tuple(np.random.default_rng(prompt_len).integers(258, size=prompt_len).tolist())
-    fields = {name: params.pop(name) for name in ("score", "score_start") if name in params}
+    fields = {name: params.pop(name) for name in ("score", "score_start", "grammar") if name in params}
     resolved = SamplingParams(**({"max_tokens": 6} | params)).resolve({})
     return Request(request_id=name, prompt_token_ids=ids, params=resolved, stop_token_ids=(257, 5), **fields)
 
@@ -53,6 +57,8 @@ def every_kind_of_request(tag):
         request_of(f"{tag}logprobs", 3, logprobs=2, logprobs_kind="sampling", top_k=4),
         request_of(f"{tag}prompt logprobs", 35, prompt_logprobs=3, temperature=0.0),
         request_of(f"{tag}prompt and logprobs", 34, prompt_logprobs=20, logprobs=20),
+        request_of(f"{tag}form", 6, grammar=GRAMMAR),
+        request_of(f"{tag}form and logprobs", 36, grammar=GRAMMAR, logprobs=2, presence_penalty=0.5),
         request_of(f"{tag}again", 70),
         request_of(f"{tag}one", 1),
     ]
@@ -70,10 +76,16 @@ def check_no_copies(started):
     for layout in dict.fromkeys(buckets.plain_layouts() + largest):
         compiled = started.runner.compile(layout)
         assert not has_room_for_a_copy(compiled, cache.k), layout
-        assert compiled.memory_analysis().alias_size_in_bytes >= cache.k.nbytes + cache.v.nbytes, layout
+        assert compiled.memory_analysis().alias_size_in_bytes >= cache.nbytes, layout
 
 
 def test_no_program_copies_the_cache_and_all_alias_it(started):
+    check_no_copies(started)
+
+
+def test_no_program_copies_an_int8_cache_and_all_alias_it():
+    started = start(kv_dtype="int8", num_blocks=1999)
+    assert len(jax.tree.leaves(started.runner.cache)) == 4
     check_no_copies(started)
 
 
@@ -88,10 +100,10 @@ def test_the_search_for_copies_finds_one(started):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gpu_programs_do_not_copy_the_cache(dtype):
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")])
+def test_gpu_programs_do_not_copy_the_cache(dtype, kv_dtype):
     config = tiny_config(dtype=dtype, num_layers=4, head_dim=64, hidden_size=256)
-    settings = SETTINGS | {"block_size": 64, "num_blocks": 200, "dtype": dtype}
+    settings = SETTINGS | {"block_size": 64, "num_blocks": 200, "dtype": dtype, "kv_dtype": kv_dtype}
     check_no_copies(start_engine(tiny_params(config), config, make_engine_config(None, **settings)))
 
 

@@ -10,8 +10,8 @@ from helpers.tiny_model import tiny_config, tiny_params
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import KernelConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
-from photon_jax.engine.engine import start_engine
 from photon_jax.engine.runner import ModelRunner
+from photon_jax.engine.start import start_engine
 from photon_jax.engine.step import SCORE_TILE, StepConfig
 from photon_jax.models.params import random_params
 from photon_jax.request import Request, SamplingParams

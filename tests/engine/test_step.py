@@ -24,7 +24,7 @@ NUM_SLOTS = 4
 PROMPT = (17, 203, 5, 99, 140, 31)
 
 
-def make_buffer(*rows, layout=LAYOUT, **fields):
+def make_buffer(*rows, layout=LAYOUT, num_scores=0, **fields):
     """Returns a packed buffer for rows of (tokens, first position, block, slot, continues)."""
     buffer = np.zeros(packed_size(input_fields(layout)), np.int32)
     views = host_views(buffer, input_fields(layout))
@@ -41,7 +41,7 @@ def make_buffer(*rows, layout=LAYOUT, **fields):
         views["logits_indices"][row] = start - 1
         views["state_slots"][row], views["continues"][row] = slot, continues
     views["top_p"][:] = 1.0
-    views["counts"][:] = (start, len(rows), start)
+    views["counts"][:] = (start, len(rows), start, num_scores)
     for name, values in fields.items():
         views[name][: len(values)] = values
     return buffer
@@ -127,7 +127,8 @@ def test_scores_are_those_of_the_forward_also_in_two_chunks(logits):
     cache, state = fresh()
     found = []
     for begin, end in ((0, 4), (4, 6)):
-        buffer = make_buffer((PROMPT[begin:end], begin, 2, 0, 0), layout=layout, target_ids=targets[begin:end])
+        fields = {"score_indices": np.arange(end - begin), "target_ids": targets[begin:end]}
+        buffer = make_buffer((PROMPT[begin:end], begin, 2, 0, 0), layout=layout, num_scores=end - begin, **fields)
         views, cache, state = run(cache, state, buffer, layout)
         found.append((views["score_logprobs"][: end - begin], views["score_is_greedy"][: end - begin]))
     logprobs, is_greedy = (np.concatenate(parts) for parts in zip(*found, strict=True))

@@ -69,20 +69,20 @@ def test_views_share_the_buffer_and_cover_it_without_overlap():
 
 def test_fields_have_the_shapes_of_the_layout():
     shapes = {field.name: (field.shape, field.dtype) for field in input_fields(LAYOUT)}
-    assert shapes["token_ids"] == shapes["target_ids"] == ((24,), np.int32)
+    assert shapes["token_ids"] == shapes["score_indices"] == shapes["target_ids"] == ((24,), np.int32)
     assert shapes["item_rows"] == ((LAYOUT.num_items,), np.int32)
     assert shapes["block_tables"] == ((5, 3), np.int32)
     assert shapes["temperature"] == shapes["top_p"] == shapes["min_p"] == ((5,), np.float32)
     assert shapes["seeds"] == ((5, 2), np.uint32)
     assert shapes["prompt_digests"] == ((5,), np.uint32)
     assert shapes["stop_ids"] == ((5, STOP_IDS_WIDTH), np.int32)
-    assert shapes["counts"] == ((3,), np.int32)
+    assert shapes["counts"] == ((4,), np.int32)
     assert STOP_IDS_WIDTH >= MAX_STOP_IDS
 
 
 def test_scores_and_most_likely_tokens_take_room_only_where_a_layout_has_them():
     plain = dataclasses.replace(LAYOUT, has_scores=False, has_top=False)
-    assert packed_size(input_fields(LAYOUT)) - packed_size(input_fields(plain)) == 24
+    assert packed_size(input_fields(LAYOUT)) - packed_size(input_fields(plain)) == 2 * 24
     names = {
         (False, False): ["token_ids", "logprobs"],
         (True, False): ["token_ids", "logprobs", "score_logprobs", "score_is_greedy"],

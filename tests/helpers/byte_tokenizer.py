@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from photon_jax.errors import RequestError
+from photon_jax.text.chat_template import ChatTemplate
 
 
 class ByteTokenizer:
@@ -16,6 +17,11 @@ class ByteTokenizer:
     eos_token_ids = (257,)
     vocab_size = 258
     has_chat_template = True
+    chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ 'assistant: ' if add_generation_prompt }}"
+    )
+    tool_template = chat_template
+    special_tokens = {"bos_token": ("<bos>", 256), "eos_token": ("<eos>", 257)}  # noqa: RUF012
     num_stripped = 0
 
     def is_special(self, token_id: int) -> bool:
@@ -50,8 +56,9 @@ class ByteTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> str:
-        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join(lines) + ("assistant: " if add_generation_prompt else "")
+        return ChatTemplate(self.chat_template).render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **template_kwargs
+        )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         return self.encode(self.apply_chat_template(messages, **kwargs))

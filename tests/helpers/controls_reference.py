@@ -1,6 +1,7 @@
 """Sampling controls written with dictionaries in float64; draws of the sampler under controls."""
 
 import collections
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -68,7 +69,8 @@ def make_controls(
     """Returns controls that hold sequence i in slot i + 1."""
     rows = [_neutral_row(vocab_size), *(_control_row(seq, vocab_size) for seq in sequences)]
     state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    return Controls(state=state, processors=tuple(processors), processor_states=tuple(states))
+    any_token = jnp.full((1, -(-vocab_size // 32)), -1, jnp.int32)
+    return Controls(state=state, processors=tuple(processors), processor_states=tuple(states), token_masks=any_token)
 
 
 def draw_controlled(
@@ -80,6 +82,7 @@ def draw_controlled(
     processor_ids: object = 0,
     tile: int | None = 8,
     is_greedy: bool = False,
+    token_masks: np.ndarray | None = None,
     **fields: object,
 ) -> tuple[np.ndarray, np.ndarray, tuple[object, ...]]:
     """Returns token_ids i32[B], logprobs f32[B 3] and processor states of hidden states f32[B D]."""
@@ -89,6 +92,9 @@ def draw_controlled(
         processor_ids=jnp.broadcast_to(jnp.asarray(processor_ids, jnp.int32), count),
         logits_indices=jnp.arange(count, dtype=jnp.int32),
     )
+    if controls is not None:
+        masks = controls.token_masks if token_masks is None else jnp.asarray(token_masks)
+        controls = dataclasses.replace(controls, token_masks=jnp.broadcast_to(masks, (count, masks.shape[1])))
     arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(count), controls)
     token_ids, logprobs, states = run_sampler(*arrays, tile=tile, is_greedy=is_greedy)
     return np.asarray(token_ids), np.asarray(logprobs), jax.tree.map(np.asarray, states)

@@ -5,14 +5,8 @@ import types
 import numpy as np
 
 from photon_jax.errors import RequestError, naming_prompt
-from photon_jax.request import (
-    CompletionOutput,
-    PromptLogprobs,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprobs,
-)
+from photon_jax.outputs import CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput, TokenLogprobs
+from photon_jax.request import SamplingParams
 
 
 class FakeLLM:

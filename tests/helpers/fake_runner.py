@@ -13,7 +13,8 @@ import numpy as np
 
 from photon_jax.cache.layout import NULL_BLOCK_ID, CacheLayout
 from photon_jax.config import CacheConfig, SchedulerConfig
-from photon_jax.request import FinishReason, PromptLogprobs, Request, SamplingParams, TokenDelta
+from photon_jax.outputs import FinishReason, PromptLogprobs, TokenDelta
+from photon_jax.request import Request, SamplingParams
 from photon_jax.scheduler.plan import StepPlan, StepResult
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.scheduler.sequence import SequenceState
@@ -45,6 +46,31 @@ def top_tokens(token_id: int, position: int) -> tuple[np.ndarray, np.ndarray]:
     return ids.astype(np.int32), -np.arange(TOP_WIDTH, dtype=np.float32) - token_id / 128
 
 
+@dataclasses.dataclass(frozen=True)
+class FakeGrammar:
+    """Takes any tokens, and ends after a number of them."""
+
+    num_tokens: int
+    is_complete: bool = True
+
+    def start(self) -> "FakeMatcher":
+        return FakeMatcher(self)
+
+
+class FakeMatcher:
+    """Remembers what it took; there is no mask."""
+
+    def __init__(self, grammar: FakeGrammar) -> None:
+        self.token_ids: list[int] = []
+        self.is_complete = grammar.is_complete
+        self._num_tokens = grammar.num_tokens
+
+    def consume(self, token_id: int) -> bool:
+        assert len(self.token_ids) < self._num_tokens, "a token came after the end"
+        self.token_ids.append(token_id)
+        return len(self.token_ids) < self._num_tokens
+
+
 def expected_output(request: Request) -> tuple[list[int], FinishReason]:
     """Returns the output tokens that a request must get when it runs to its end, and why it ends."""
     params, tokens = request.params, list(request.prompt_token_ids)
@@ -52,6 +78,9 @@ def expected_output(request: Request) -> tuple[list[int], FinishReason]:
         tokens.append(next_token(tokens[-1], len(tokens) - 1))
         if tokens[-1] in request.stop_token_ids and num_output > params.min_tokens:
             return tokens[len(request.prompt_token_ids) :], FinishReason.STOP
+        if request.grammar is not None and num_output == request.grammar.num_tokens:
+            reason = FinishReason.STOP if request.grammar.is_complete else FinishReason.ABORT
+            return tokens[len(request.prompt_token_ids) :], reason
     return tokens[len(request.prompt_token_ids) :], FinishReason.LENGTH
 
 
@@ -137,6 +166,11 @@ class FakeRunner:
         for item in plan.scheduled:
             if item.admission in self._ended and self._check_cache:  # the one step too many computes anything
                 self._slots[self._slot_mapping(item.seq, item.start + item.num_new_tokens)[item.start :]] = -7
+            if item.seq.matcher is not None and item.samples:
+                known = item.seq.matcher.token_ids
+                assert known == item.seq.token_ids[item.seq.num_prompt_tokens :], "the matcher took other tokens"
+                end = item.start + item.num_new_tokens
+                assert end == len(item.seq.token_ids), f"{item.seq.request_id} samples before its mask is known"
         for index in range(plan.num_steps):
             rows = [row for row, item in enumerate(plan.scheduled) if index < item.num_new_tokens]
             live = [row for row in rows if plan.scheduled[row].admission not in self._ended]
@@ -188,10 +222,10 @@ class FakeRunner:
         for item in plan.scheduled:
             tokens = item.seq.token_ids
             for position in item.scores:
-                idx = begin + position - item.start
+                idx = begin + position - item.scores.start
                 logprobs[idx], is_greedy[idx] = score(tokens[position], position, tokens[position + 1])
                 top_ids[idx], top_logprobs[idx] = top_tokens(tokens[position], position)
-            begin += item.num_new_tokens
+            begin += len(item.scores)
         return {
             "score_logprobs": logprobs,
             "score_is_greedy": is_greedy,

@@ -9,7 +9,7 @@ import numpy as np
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.cache.layout import CacheLayout
-from photon_jax.config import CacheConfig, KernelConfig, SchedulerConfig
+from photon_jax.config import CacheConfig, KernelConfig, KVDType, SchedulerConfig
 from photon_jax.controls import LogitsProcessor
 from photon_jax.engine.buckets import tiled_buckets
 from photon_jax.engine.engine import Engine
@@ -17,6 +17,7 @@ from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import StepConfig
 from photon_jax.engine.tile_check import choose_tiles
 from photon_jax.models.config import ModelConfig
+from photon_jax.models.params import Params
 from photon_jax.request import Request, SamplingParams
 from photon_jax.scheduler.scheduler import Scheduler
 
@@ -64,11 +65,20 @@ class Tally:
 class World:
     """One model and one set of programs; schedulers with smaller limits share them."""
 
-    def __init__(self, num_requests: int = 60, seed: int = 0, config: ModelConfig | None = None) -> None:
+    def __init__(
+        self,
+        num_requests: int = 60,
+        seed: int = 0,
+        config: ModelConfig | None = None,
+        params: Params | None = None,
+        kv_dtype: KVDType = "auto",
+    ) -> None:
         self.config = config or tiny_config()
-        self.params = tiny_params(self.config)
+        self.params = params or tiny_params(self.config)
         kernels = KernelConfig().resolve("cpu", head_dim=16)
-        self.step_config = StepConfig(model=self.config, kernels=kernels, max_model_len=MAX_MODEL_LEN)
+        self.step_config = StepConfig(
+            model=self.config, kernels=kernels, max_model_len=MAX_MODEL_LEN, kv_dtype=kv_dtype
+        )
         self.layout = CacheLayout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         self.tiles = choose_tiles(self.params, self.step_config)
         limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
@@ -227,7 +237,7 @@ def run_schedule(world: World, seed: int, tally: Tally) -> None:
         overlap |= any(seq.num_pending for seq in engine.scheduler._running.values())
         multi_steps |= engine.last_plan.num_steps > 1
         if engine.last_plan.scheduled:
-            tally.token_buckets[runner.buckets.choose_tokens(engine.last_plan)] += 1
+            tally.token_buckets[runner.buckets.choose(engine.last_plan).num_tokens] += 1
         engine.scheduler.check_integrity()
         step += 1
         assert step < 3000, f"schedule {seed} does not end"

@@ -8,6 +8,7 @@ import numpy as np
 from helpers.fake_runner import (
     VOCAB_SIZE,
     Collector,
+    FakeGrammar,
     FakeRunner,
     check_plan,
     expected_logprobs,
@@ -19,7 +20,8 @@ from helpers.fake_runner import (
 )
 
 from photon_jax.errors import RequestError
-from photon_jax.request import FinishReason, Request
+from photon_jax.outputs import FinishReason
+from photon_jax.request import Request
 
 MAX_STEPS = 3000
 
@@ -45,6 +47,8 @@ class Met:
     scores: int = 0
     preempted_scores: int = 0
     prompt_logprobs: int = 0
+    grammars: int = 0
+    held_back: int = 0  # plans without a running sequence whose grammar waited for its token, beside others that ran
 
 
 class Play:
@@ -111,6 +115,7 @@ class Play:
             score_start=rng.randint(1, max(len(prompt), 1)),
             logprobs=rng.choice([None, None, 0, 3, 20]),
             prompt_logprobs=rng.choice([None, None, None, 0, 5]),
+            grammar=FakeGrammar(rng.randint(1, 20), rng.random() < 0.8) if rng.random() < 0.25 else None,
         )
         try:
             self.scheduler.add(request)
@@ -121,6 +126,7 @@ class Play:
             self.met.requests += 1
             self.met.scores += request.score
             self.met.prompt_logprobs += request.wants_scores and not request.score
+            self.met.grammars += request.grammar is not None and not request.score
         self.scheduler.check_integrity()
 
     def end_one(self) -> bool:
@@ -162,7 +168,9 @@ class Play:
 
     def step(self) -> None:
         self.met.overlaps += any(seq.num_pending for seq in self.scheduler._running.values())
+        is_awaited = any(seq.awaits_token for seq in self.scheduler._running.values())
         plan = self.scheduler.schedule()
+        self.met.held_back += is_awaited and bool(plan.scheduled)
         check_plan(plan, self.scheduler._config)
         self.scheduler.check_integrity()
         self.met.multi_steps += plan.num_steps > 1

@@ -9,7 +9,7 @@ import pytest
 from helpers.cuda_lowering import lower_for_cuda
 
 from pallas_kernels import KernelUnsupportedError, paged_attention, paged_attention_reference
-from pallas_kernels.paged_attention.cases import Case, make_inputs, real_cases, small_cases
+from pallas_kernels.paged_attention.cases import Case, make_inputs, quantize_cache, real_cases, small_cases
 from pallas_kernels.paged_attention.tiles import TileConfig, candidates, heuristic
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -55,6 +55,34 @@ def test_kernel_gives_the_reference_result_over_poisoned_memory(case):
     # Tiles of 16 tokens where blocks are as small, the heuristic's elsewhere.
     tiles = SMALL_TILES if case.block_size == 16 else heuristic(head_dim=case.head_dim, dtype=case.dtype)
     check_against_reference(case, interpret=True, tiles=(tiles,))
+
+
+def dequantized(inputs, scales):
+    k, v = (getattr(inputs, name).astype(jnp.float32) * scales[f"{name}_scale"][..., None] for name in ("k", "v"))
+    return inputs._replace(k=k, v=v)
+
+
+def check_int8_against_reference(case, *, interpret, tiles):
+    clean, scales = quantize_cache(make_inputs(case))
+    poisoned, poisoned_scales = quantize_cache(make_inputs(case, is_poisoned=True))
+    expected = paged_attention_reference(*clean, LAYER, **scales)
+    assert expected.dtype == clean.q.dtype and clean.k.dtype == jnp.int8
+    assert relative_error(expected, exact_attention(dequantized(clean, scales), LAYER)) < TOLERANCES[case.dtype]
+    for one in tiles:
+        found = paged_attention(*poisoned, LAYER, **poisoned_scales, tiles=one, interpret=interpret)
+        assert relative_error(found, expected) < TOLERANCES[case.dtype], one.label
+
+
+@pytest.mark.parametrize("case", small_cases(), ids=lambda case: case.name)
+def test_kernel_multiplies_int8_keys_and_values_by_their_scales_over_poisoned_memory(case):
+    tiles = SMALL_TILES if case.block_size == 16 else heuristic(head_dim=case.head_dim, dtype=case.dtype)
+    check_int8_against_reference(case, interpret=True, tiles=(tiles,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", real_cases(), ids=lambda case: case.name)
+def test_kernel_takes_an_int8_cache_at_real_sizes(case):
+    check_int8_against_reference(case, interpret=False, tiles=(heuristic(head_dim=case.head_dim, dtype=case.dtype),))
 
 
 @pytest.mark.gpu
@@ -137,11 +165,48 @@ def test_every_candidate_lowers_for_cuda(tiles, device):
     assert text is None or text.count("xla.gpu.triton") == 2, "attention and combine"
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "tiles"),
+    [("NVIDIA H200", "bfloat16", tiles) for tiles in candidates()]
+    + [("NVIDIA H200", "float32", heuristic(head_dim=64, dtype="float32"))]
+    + [("NVIDIA A100", "float16", heuristic(head_dim=64, dtype="float16"))],
+    ids=lambda value: getattr(value, "label", value),
+)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_every_candidate_lowers_for_cuda_with_an_int8_cache(device, dtype, tiles, block_size):
+    cache = jax.ShapeDtypeStruct((16, 512, 8, block_size, 64), jnp.int8)
+    scale = jax.ShapeDtypeStruct(cache.shape[:-1], jnp.float32)
+    arguments = (
+        jax.ShapeDtypeStruct((8, 32, 64), dtype),
+        *(cache, cache),
+        jax.ShapeDtypeStruct((8, 32), jnp.int32),
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+        *(scale, scale),
+    )
+
+    def attend(q, k, v, tables, lens, k_scale, v_scale):
+        return paged_attention(q, k, v, tables, lens, 3, k_scale=k_scale, v_scale=v_scale, tiles=tiles)
+
+    text = lower_for_cuda(attend, *arguments, device=device)
+    assert text is None or text.count("xla.gpu.triton") >= 1
+
+
+def test_scales_belong_to_an_int8_cache():
+    inputs = make_inputs(small_cases()[0])
+    int8, scales = quantize_cache(inputs)
+    with pytest.raises(ValueError, match=r"int8 k and v need k_scale \[L N K S\] = .*, got None"):
+        paged_attention(*int8, LAYER)
+    with pytest.raises(ValueError, match=r"int8 k and v need v_scale .*, got \(1, "):
+        paged_attention(*int8, LAYER, **(scales | {"v_scale": scales["v_scale"][:1]}))
+    with pytest.raises(ValueError, match="belong to int8 k and v, got float32"):
+        paged_attention(*inputs, LAYER, **scales)
+
+
 def test_wrong_shapes_and_dtypes_are_named():
     inputs = make_inputs(small_cases()[0])
     with pytest.raises(ValueError, match=r"head_dim must be equal, H a multiple of K"):
         paged_attention(inputs.q[:, :1], *inputs[1:], LAYER)
-    with pytest.raises(ValueError, match="must have one dtype, got bfloat16"):
+    with pytest.raises(ValueError, match="must have one dtype, or int8 k and v, got bfloat16"):
         paged_attention(inputs.q.astype(jnp.bfloat16), *inputs[1:], LAYER)
     with pytest.raises(ValueError, match="with B = 4, got"):
         paged_attention(*inputs[:3], inputs.block_tables[:2], inputs.context_lens, LAYER)

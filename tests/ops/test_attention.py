@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiny_model import tiny_config
 
-from photon_jax.cache.kv_cache import KVCache, write_kv
+from photon_jax.cache.kv_cache import KVCache, init_kv_cache, write_kv
+from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import KernelConfig
 from photon_jax.ops.attention import attention, full_attention
+from photon_jax.quantization.kv import dequantize_kv, quantize_kv
 from photon_jax.step_io import StepInputs, StepLayout, input_fields
 
 NUM_KV, HEAD_DIM, NUM_LAYERS, LAYER = 2, 16, 2, 1
@@ -70,21 +73,21 @@ def make_case(block_size, groups, query_tile, *, order=(0, 1, 2, 3, 4), poison=P
             fields["item_lens"][item] = min(query_tile, count - offset)
             item += 1
         start += count
-    fields["counts"][:] = (start, len(lens), item)
+    fields["counts"][:] = (start, len(lens), item, 0)
     inputs = StepInputs(**{name: jnp.asarray(array) for name, array in fields.items()})
     lens_by_row = tuple(lens[seq] for seq in order)
     return Case(q, cache[0], cache[1], inputs, query_tile, lens_by_row, fields["block_tables"])
 
 
 @functools.partial(jax.jit, static_argnames=("query_tile", "backend"))
-def _attend(q, k, v, inputs, *, query_tile, backend):
+def _attend(q, cache, inputs, *, query_tile, backend):
     kernels = KernelConfig(linear=backend, attention=backend)
-    return attention(q, KVCache(k=k, v=v), inputs, layer_index=LAYER, query_tile=query_tile, kernels=kernels)
+    return attention(q, cache, inputs, layer_index=LAYER, query_tile=query_tile, kernels=kernels)
 
 
 def attend(case, backend, dtype="float32"):
     q, k, v = (jnp.asarray(array).astype(dtype) for array in (case.q, case.k, case.v))
-    out = _attend(q, k, v, case.inputs, query_tile=case.query_tile, backend=backend)
+    out = _attend(q, KVCache(k=k, v=v), case.inputs, query_tile=case.query_tile, backend=backend)
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     return np.asarray(out.astype(jnp.float32))
 
@@ -135,6 +138,34 @@ def test_bf16_attention_weighs_in_float32(backend):
     np.testing.assert_allclose(out, expected, rtol=0.0, atol=TOLERANCE["bfloat16"])
 
 
+def int8_cache(case):
+    """Returns the case's memory rounded; what held NaN has NaN scales."""
+    (k, k_scale), (v, v_scale) = (quantize_kv(jnp.asarray(array)) for array in (case.k, case.v))
+    return KVCache(k=k, v=v, k_scale=k_scale, v_scale=v_scale)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "query_tile", "dtype"), [(16, 16, "float32"), (64, 1, "float32"), (128, 16, "bfloat16")]
+)
+def test_an_int8_cache_is_attended_to_as_it_stands_and_poisoned_memory_weighs_nothing(block_size, query_tile, dtype):
+    case, clean = make_case(block_size, 3, query_tile), make_case(block_size, 3, query_tile, poison=0.0)
+    caches = [int8_cache(each) for each in (case, clean)]
+    cache = caches[1]
+    k, v = (
+        np.asarray(dequantize_kv(q, scale, jnp.float32))
+        for q, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+    )
+    expected = dense(dataclasses.replace(clean, k=k, v=v), dtype)[: case.num_real]
+    q = jnp.asarray(case.q).astype(dtype)
+    for backend in ("reference", "xla"):
+        poisoned, out = (
+            np.asarray(_attend(q, each, case.inputs, query_tile=query_tile, backend=backend).astype(jnp.float32))
+            for each in caches
+        )
+        np.testing.assert_allclose(out[: case.num_real], expected, rtol=0.0, atol=TOLERANCE[dtype], err_msg=backend)
+        np.testing.assert_array_equal(out[: case.num_real], poisoned[: case.num_real], err_msg=backend)
+
+
 @pytest.mark.parametrize("query_tile", [1, 16])
 def test_bits_of_a_sequence_depend_neither_on_its_row_nor_on_its_blocks(query_tile):
     first = make_case(64, 3, query_tile)
@@ -183,3 +214,22 @@ def test_new_keys_and_values_land_in_their_slots_and_nowhere_else():
         np.testing.assert_array_equal(after[0], before[0])  # the other layer
         np.testing.assert_array_equal(after[LAYER, 0, :, 1:], before[LAYER, 0, :, 1:])  # padding writes slot 0 alone
     assert written.block_size == block_size
+
+
+def test_an_int8_cache_gets_each_token_rounded_with_its_scale():
+    config, rng = tiny_config(), np.random.default_rng(0)
+    cache = init_kv_cache(config, CacheLayout(num_blocks=5, block_size=4), "int8")
+    k, v = rng.standard_normal((2, 3, config.num_kv_heads, config.head_dim)).astype(np.float32)
+    slots = np.asarray([14, 15, 4])
+    written = write_kv(cache, LAYER, jnp.asarray(k), jnp.asarray(v), jnp.asarray(slots, jnp.int32))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), written) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), cache
+    )
+    for new, q, scale in ((k, written.k, written.k_scale), (v, written.v, written.v_scale)):
+        expected_q, expected_scale = quantize_kv(jnp.asarray(new))
+        np.testing.assert_array_equal(q[LAYER, slots // 4, :, slots % 4], expected_q)
+        np.testing.assert_array_equal(scale[LAYER, slots // 4, :, slots % 4], expected_scale)
+        others = np.ones(20, bool)
+        others[slots] = False
+        assert not np.asarray(q[LAYER]).transpose(0, 2, 1, 3).reshape(20, -1)[others].any()
+        assert not np.asarray(q[1 - LAYER]).any()

@@ -3,7 +3,7 @@
 import pytest
 from helpers.fake_runner import Collector, FakeRunner, expected_output, make_request, make_scheduler
 
-from photon_jax.request import FinishReason
+from photon_jax.outputs import FinishReason
 from photon_jax.scheduler.sequence import SequenceStatus
 
 MATE = make_request("mate", [4, 5, 6], max_tokens=12)

@@ -15,7 +15,7 @@ from helpers.fake_runner import (
 
 from photon_jax.config import SchedulerConfig
 from photon_jax.errors import CapacityError, ConfigError, RequestError
-from photon_jax.request import FinishReason
+from photon_jax.outputs import FinishReason
 from photon_jax.scheduler.sequence import SequenceStatus
 
 
@@ -121,7 +121,7 @@ def test_requests_that_the_model_cannot_hold_are_refused(prompt, max_tokens, mes
 
 def test_the_longest_request_that_the_model_holds_is_served():
     scheduler = make_scheduler(max_model_len=20)
-    assert scheduler.max_new_tokens(15) == 5
+    assert scheduler.limits.max_new_tokens(15) == 5
     scheduler.add(make_request("a", range(15), max_tokens=5))
     assert len(run(scheduler, FakeRunner(scheduler._layout))["a"].token_ids) == 5
 
@@ -172,7 +172,7 @@ def test_request_that_just_fits_the_pool_is_served(prompt_len):
 def test_sequence_that_outgrows_the_pool_ends_with_its_tokens_and_the_next_one_is_served(monkeypatch):
     """Case 2."""
     scheduler = make_scheduler(num_blocks=5)
-    monkeypatch.setattr("photon_jax.scheduler.scheduler.num_slots_of", lambda *_: 100)
+    monkeypatch.setattr("photon_jax.scheduler.limits.Limits.num_slots", lambda *_: 100)
     scheduler.add(make_request("grows", range(10), max_tokens=50))
     runner = FakeRunner(scheduler._layout)
     got = run(scheduler, runner, max_steps=20, after_step=lambda _: scheduler.check_integrity())
@@ -227,9 +227,9 @@ def test_score_request_gets_the_log_probabilities_of_its_own_tokens_once(num_pro
 
 def test_score_request_longer_than_the_model_is_refused_and_its_max_tokens_is_ignored():
     scheduler = make_scheduler(max_model_len=13)
-    with pytest.raises(RequestError, match="prompt of 14 tokens make 14 tokens, max_model_len is 13"):
-        scheduler.add(make_request("a", range(14), score=True))
-    scheduler.add(make_request("b", range(13), max_tokens=500, score=True))
+    with pytest.raises(RequestError, match="prompt of 15 tokens make 15 tokens, max_model_len is 13"):
+        scheduler.add(make_request("a", range(15), score=True))
+    scheduler.add(make_request("b", range(14), max_tokens=500, score=True))  # the last one is scored, and not read
     assert list(run(scheduler, FakeRunner(scheduler._layout))) == ["b"]
 
 
@@ -248,7 +248,7 @@ def test_scores_of_a_continuation_reuse_the_blocks_before_its_prompts_last_token
     for start in (1, 8, 9, 14):  # blocks of 4: the token before the first scored one must be computed
         scheduler.add(make_request(f"from {start}", prompt, score=True, score_start=start))
     plan = scheduler.schedule()
-    assert [(item.start, item.num_new_tokens) for item in plan.scheduled] == [(0, 14), (4, 10), (8, 6), (12, 2)]
+    assert [(item.start, item.num_new_tokens) for item in plan.scheduled] == [(12, 1), (0, 13), (4, 9), (8, 5)]
     scheduler.apply(plan, runner.step(plan))
     assert not scheduler.has_unfinished
 
@@ -278,7 +278,7 @@ def test_score_request_preempted_between_chunks_gives_one_complete_result():
     scheduler._preempt(scheduler.get("score"))
     got = run(scheduler, runner)["score"]
     assert got.scores.logprobs.tolist() == expected_scores(prompt)[0].tolist()
-    assert runner.num_computed_tokens == 10 + (18 - 8)  # two full blocks were kept, and their scores
+    assert runner.num_computed_tokens == 10 + (17 - 8)  # two full blocks were kept, and their scores
 
 
 def test_state_slots_are_unique_while_running_and_given_back():

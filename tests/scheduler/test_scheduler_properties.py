@@ -183,6 +183,22 @@ def preempt_before_results_are_known(monkeypatch):
     monkeypatch.setattr(Scheduler, "_count_missing", lambda self, running, num_steps: 0)
 
 
+def plan_before_the_mask_is_known(monkeypatch):
+    """A sequence with a grammar that is planned again while its last token is on its way."""
+    monkeypatch.setattr(SequenceState, "awaits_token", property(lambda seq: False))
+
+
+def forget_the_matcher_at_resume(monkeypatch):
+    """A matcher that begins anew where its sequence goes on."""
+    original = Scheduler._preempt
+
+    def preempt(self, seq):
+        original(self, seq)
+        seq.matcher = None if seq.request.grammar is None else seq.request.grammar.start()
+
+    monkeypatch.setattr(Scheduler, "_preempt", preempt)
+
+
 FAULTS = [
     keep_blocks_of_preempted,
     release_twice,
@@ -197,6 +213,8 @@ FAULTS = [
     apply_void_rows,
     plan_past_the_last_token,
     preempt_before_results_are_known,
+    plan_before_the_mask_is_known,
+    forget_the_matcher_at_resume,
 ]
 
 

@@ -30,8 +30,13 @@ def test_rendering_leaves_the_messages_as_they_were():
 def test_text_parts_are_joined_and_values_of_none_left_out():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert ChatTemplate(ECHO).render([{"role": "user", "content": parts, "name": None}]) == "user=ab;"
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert ChatTemplate("{{ 'content' in messages[0] }}").render([call]) == "False"
+
+
+def test_calls_without_content_have_an_empty_one():
+    for call in ({"content": None}, {}):
+        message = {"role": "assistant", "tool_calls": [{"id": "1", "name": None}], **call}
+        template = ChatTemplate("{{ messages[0].content == '' }} {{ '</think>' in messages[0].content }}")
+        assert template.render([message]) == "True False"
 
 
 @pytest.mark.parametrize(

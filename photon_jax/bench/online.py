@@ -1,0 +1,143 @@
+"""Online latency: requests come at random times, as a Poisson process, and each delivery of tokens is timed."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import numpy as np
+
+from photon_jax.async_llm import AsyncLLM
+from photon_jax.bench.report import quantiles
+from photon_jax.bench.workloads import Workload
+from photon_jax.errors import ConfigError, EngineDeadError
+from photon_jax.request import SamplingParams
+from photon_jax.submission import Prompt
+
+# prompt and number of output tokens -> the tokens of each delivery, as they come
+Send = Callable[[tuple[int, ...], int], AsyncIterator[int]]
+
+WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he")
+
+
+@dataclasses.dataclass(slots=True)
+class Timeline:
+    """When what of one request happened, seconds of `time.perf_counter`.
+
+    Attributes:
+      deliveries: time and number of tokens of each.
+    """
+
+    sent_at: float
+    deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+
+
+def engine_sender(engine: AsyncLLM) -> Send:
+    """Returns what sends requests to an engine in this process: greedy, and ended by their length alone."""
+
+    async def send(prompt: tuple[int, ...], output_len: int) -> AsyncIterator[int]:
+        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+        async for update in engine.stream(Prompt(token_ids=prompt), params):
+            yield sum(len(delta.token_ids) for delta in update.deltas)
+
+    return send
+
+
+async def run_online(send: Send, workload: Workload, rate: float, *, seed: int = 0) -> list[Timeline]:
+    """Sends each request at its time and waits for all; gaps between requests are exponential with mean 1 / rate."""
+    gaps = np.random.default_rng(seed).exponential(1.0 / rate, len(workload.prompts))
+    begin = time.perf_counter()
+
+    async def serve(arrival_s: float, prompt: tuple[int, ...], output_len: int) -> Timeline:
+        await asyncio.sleep(max(0.0, begin + arrival_s - time.perf_counter()))
+        timeline = Timeline(sent_at=time.perf_counter())
+        async for num_tokens in send(prompt, output_len):
+            if num_tokens:
+                timeline.deliveries.append((time.perf_counter(), num_tokens))
+        return timeline
+
+    requests = zip(np.cumsum(gaps).tolist(), workload.prompts, workload.output_lens, strict=True)
+    return await asyncio.gather(*(serve(*request) for request in requests))
+
+
+def describe_online(timelines: Sequence[Timeline], rate: float) -> dict[str, object]:
+    """Returns the latencies of a run, seconds.
+
+    The time between two tokens (itl) is that between two deliveries divided by the tokens that the later one brought,
+    counted once for each of those tokens.
+    """
+    timelines = [each for each in timelines if each.deliveries]
+    if not timelines:
+        raise EngineDeadError("no request got a token; see what the server says")
+    pauses, itl = [], []
+    for each in timelines:
+        for (before, _), (now, num_tokens) in zip(each.deliveries, each.deliveries[1:], strict=False):
+            pauses.append(now - before)
+            itl += [(now - before) / num_tokens] * num_tokens
+    total_s = timelines_s(timelines)
+    num_tokens = sum(count for each in timelines for _, count in each.deliveries)
+    return {
+        "rate": rate,
+        "num_served": len(timelines),
+        "total_s": round(total_s, 4),
+        "requests_per_s": round(len(timelines) / total_s, 3),
+        "output_tokens_per_s": round(num_tokens / total_s, 1),
+        "ttft_s_quantiles": quantiles([each.deliveries[0][0] - each.sent_at for each in timelines]),
+        "itl_s_quantiles": quantiles(itl),
+        "delivery_s_quantiles": quantiles(pauses),
+        "total_s_quantiles": quantiles([each.deliveries[-1][0] - each.sent_at for each in timelines]),
+    }
+
+
+def timelines_s(timelines: Sequence[Timeline]) -> float:
+    """Returns the seconds from the first request to the last token."""
+    last = max(each.deliveries[-1][0] for each in timelines if each.deliveries)
+    return last - min(each.sent_at for each in timelines)
+
+
+@contextlib.asynccontextmanager
+async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
+    """Yields what sends requests to the chat completions of an OpenAI-compatible server.
+
+    A server takes text: a prompt is as many common words as it would have tokens. Each event with text counts as one
+    token, so rates are those of events where a server sends several tokens in one.
+
+    Args:
+      url: up to its version, such as "http://localhost:8000/v1".
+      model: the name that the server knows it by.
+
+    Raises:
+      ConfigError: httpx is not installed.
+    """
+    try:
+        import httpx
+    except ImportError as error:
+        raise ConfigError("--url needs httpx; pip install 'photon_jax[bench]'") from error
+
+    async def send(prompt: tuple[int, ...], output_len: int) -> AsyncIterator[int]:
+        text = " ".join([WORDS[token % len(WORDS)] for token in prompt])
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": output_len,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        async with client.stream("POST", f"{url.rstrip('/')}/chat/completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                text = (await response.aread()).decode("utf-8", "replace")
+                raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
+            async for line in response.aiter_lines():
+                if line.startswith("data: {") and _has_text(json.loads(line.removeprefix("data: "))):
+                    yield 1
+
+    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
+        yield send
+
+
+def _has_text(event: dict[str, object]) -> bool:
+    choices = event.get("choices")
+    return isinstance(choices, list) and any((choice.get("delta") or {}).get("content") for choice in choices)

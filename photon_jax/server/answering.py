@@ -1,0 +1,204 @@
+"""What chats and completions share: the head of an answer, usage, progress, and generating for several prompts."""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from photon_jax.errors import naming_prompt
+from photon_jax.outputs import RequestOutput
+from photon_jax.request import SamplingParams
+from photon_jax.server.errors import AbortedError
+from photon_jax.server.protocol import PromptProgress, Usage
+from photon_jax.server.streaming import cancel_all
+from photon_jax.submission import Prompt
+
+if TYPE_CHECKING:
+    from photon_jax.async_llm import AsyncLLM, RequestStream
+    from photon_jax.updates import StreamUpdate
+
+ABORT = "abort"
+
+
+class Head(NamedTuple):
+    """The fields that an answer and each of its chunks have in common."""
+
+    id: str
+    created: int
+    model: str
+
+
+def make_head(kind: str, model: str) -> Head:
+    """Returns the head of a new answer; ids of one kind begin with its name."""
+    return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), model)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt to be answered, and how."""
+
+    prompt: Prompt
+    params: SamplingParams
+
+
+def compile_form(engine: "AsyncLLM", asked: Asked) -> None:
+    """Compiles the form that an answer must have, which may take long; the engine keeps it for when it is submitted.
+
+    Raises:
+      RequestError: it is not valid.
+    """
+    if asked.params.structured_outputs is not None:
+        engine.llm.client.prepare(asked.prompt, asked.params, score=False)
+
+
+def make_usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
+    """Returns the tokens of a request."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+    }
+
+
+def total_usage(outputs: Sequence[RequestOutput]) -> Usage:
+    """Returns the tokens of all prompts of a request together."""
+    return make_usage(
+        sum(len(output.prompt_token_ids) for output in outputs),
+        sum(len(completion.token_ids) for output in outputs for completion in output.outputs),
+        sum(output.num_cached_tokens for output in outputs),
+    )
+
+
+class UsageCount:
+    """The usage of a stream of one or several prompts, as far as it has come."""
+
+    def __init__(self, prompts: Iterable[Prompt]) -> None:
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._num_output_tokens = 0
+        self._num_cached: dict[int, int] = {}
+
+    def add(self, prompt_index: int, update: "StreamUpdate", *, has_output: bool = True) -> None:
+        """Counts what an update of one prompt's stream brought.
+
+        Args:
+          has_output: whether the tokens that were made are given, and so count.
+        """
+        if has_output:
+            self._num_output_tokens += sum(len(delta.token_ids) for delta in update.deltas)
+        self._num_cached[prompt_index] = update.num_cached_tokens
+
+    def usage(self) -> Usage:
+        """Returns the tokens so far."""
+        return make_usage(self._num_prompt_tokens, self._num_output_tokens, sum(self._num_cached.values()))
+
+
+def make_progress(update: "StreamUpdate") -> PromptProgress:
+    """Returns how far the prompt of a stream is."""
+    return {
+        "total": update.num_prompt_tokens,
+        "cache": update.num_cached_tokens,
+        "processed": update.num_computed_tokens,
+    }
+
+
+async def generate_all(engine: "AsyncLLM", asked: Sequence[Asked], request_id: str) -> list[RequestOutput]:
+    """Returns the output of each prompt; when one fails, or this is cancelled, all are aborted.
+
+    Raises:
+      AbortedError: the server ended one of them.
+    """
+
+    async def generate(index: int) -> RequestOutput:
+        name = _prompt_id(request_id, index, len(asked))
+        with naming_prompt(index, len(asked)):
+            return await engine.generate(asked[index].prompt, asked[index].params, request_id=name)
+
+    tasks = [asyncio.create_task(generate(index)) for index in range(len(asked))]
+    try:
+        outputs = await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
+    for output in outputs:
+        for completion in output.outputs:
+            _raise_if_aborted(completion.finish_reason)
+    return outputs
+
+
+def _prompt_id(request_id: str, index: int, num_prompts: int) -> str:
+    """Returns the engine's name for a prompt of a request; the only one has the request's own."""
+    return request_id if num_prompts == 1 else f"{request_id}-{index}"
+
+
+def _raise_if_aborted(finish_reason: str | None) -> None:
+    if finish_reason == ABORT:
+        raise AbortedError("the server ended this answer before it was finished; send the request again")
+
+
+def raise_if_cut(update: "StreamUpdate") -> None:
+    """Raises AbortedError when the server itself ended a sequence; to be called when the rest of the update is sent."""
+    for delta in update.deltas:
+        _raise_if_aborted(delta.finish_reason)
+
+
+def stream_all(
+    engine: "AsyncLLM", asked: Sequence[Asked], request_id: str
+) -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
+    """Submits all prompts, or none, and returns their updates as they come, each with the place of its prompt.
+
+    Closing what is returned, or dropping it, aborts what is not finished.
+
+    Raises:
+      RequestError, CapacityError: at the call, when one is refused.
+    """
+    streams: list[RequestStream] = []
+    try:
+        for index, each in enumerate(asked):
+            with naming_prompt(index, len(asked)):
+                name = _prompt_id(request_id, index, len(asked))
+                streams.append(engine.stream(each.prompt, each.params, request_id=name))
+    except BaseException:
+        _close_all(streams)
+        raise
+    return _merge(streams)
+
+
+def _close_all(streams: "Sequence[RequestStream]") -> None:
+    for stream in streams:
+        stream.close()
+
+
+async def _merge(streams: "Sequence[RequestStream]") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
+    try:
+        if len(streams) == 1:
+            async for update in streams[0]:
+                yield 0, update
+        else:
+            async with contextlib.aclosing(_merge_several(streams)) as updates:
+                async for pair in updates:
+                    yield pair
+    finally:
+        _close_all(streams)
+
+
+async def _merge_several(streams: "Sequence[RequestStream]") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
+    def next_of(index: int) -> "asyncio.Task[StreamUpdate]":
+        return asyncio.ensure_future(anext(streams[index]))
+
+    waiting = {next_of(index): index for index in range(len(streams))}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                index = waiting.pop(task)
+                try:
+                    update = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[next_of(index)] = index
+                yield index, update
+    finally:
+        await cancel_all(list(waiting))

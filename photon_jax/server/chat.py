@@ -1,0 +1,86 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from fastapi.requests import Request
+from starlette.responses import Response
+
+from photon_jax.errors import RequestError
+from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, stream_all
+from photon_jax.server.chat_answer import ChatJob, chunk_events, whole_answer
+from photon_jax.server.chat_parts import template_tools, tool_use
+from photon_jax.server.chat_prompt import encode_chat, where_reasoning_is
+from photon_jax.server.documents import generating
+from photon_jax.server.json_answer import JsonAnswer
+from photon_jax.server.logprobs import TokenNames
+from photon_jax.server.protocol_chat import ChatAnswer, ChatChunk, ChatRequest
+from photon_jax.server.sampling import check_length, check_model, sampling_params
+from photon_jax.server.state import ServerState
+from photon_jax.server.streaming import EventStream, unless_disconnected
+from photon_jax.server.unsupported import FieldCheck
+from photon_jax.text.tool_calls import find_tool_format
+
+if TYPE_CHECKING:
+    from photon_jax.async_llm import AsyncLLM
+
+
+def router(state: ServerState) -> APIRouter:
+    """Returns the endpoint of chats."""
+    api = APIRouter()
+    fields = FieldCheck()
+
+    @api.post("/v1/chat/completions", response_model=None, responses=generating(ChatAnswer, ChatChunk))
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answers a conversation."""
+        check_model(state, body.model)
+        fields.check(body)
+        engine = state.ready_engine()
+        job = await asyncio.to_thread(_make_job, state, engine, body)
+        if body.stream:
+            updates = stream_all(engine, [job.asked], job.head.id)
+            return EventStream(chunk_events(job, updates), keep_alive_s=state.settings.keep_alive_s)
+        (output,) = await unless_disconnected(request, generate_all(engine, [job.asked], job.head.id))
+        return JsonAnswer(await asyncio.to_thread(whole_answer, job, output))
+
+    return api
+
+
+def _make_job(state: ServerState, engine: "AsyncLLM", body: ChatRequest) -> ChatJob:
+    """Returns what is to be done for a request; runs in a thread, as a long conversation takes a while."""
+    tokenizer = engine.llm.tokenizer
+    template = None if tokenizer is None else tokenizer.tool_template
+    use = tool_use(body, find_tool_format(template, state.settings.tool_format))
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = sampling_params(
+        body, max_tokens=max_tokens, logprobs=_num_logprobs(body), prompt_logprobs=body.prompt_logprobs
+    )
+    if use.forced is not None:
+        params = dataclasses.replace(params, structured_outputs=use.forced)
+    prompt = encode_chat(
+        tokenizer,
+        body.messages,
+        tools=template_tools(body),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    check_length(len(prompt.token_ids), max_tokens, engine.max_model_len)
+    names = TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    head = make_head("chatcmpl", state.model_name)
+    asked = Asked(prompt, params)
+    compile_form(engine, asked)
+    # An answer of a given form has nothing before it.
+    start = "after" if params.structured_outputs else where_reasoning_is(tokenizer, body, prompt)
+    return ChatJob(body=body, asked=asked, head=head, names=names, tool_use=use, reasoning_start=start)
+
+
+def _num_logprobs(body: ChatRequest) -> int | None:
+    """Returns how many likely tokens are asked for in each place; None for no log-probabilities at all."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None:
+        raise RequestError("top_logprobs go with logprobs=true")
+    return None

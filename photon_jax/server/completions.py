@@ -1,0 +1,99 @@
+"""POST /v1/completions."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from fastapi.requests import Request
+from starlette.responses import Response
+
+from photon_jax.errors import RequestError
+from photon_jax.prompts import as_list, encode_each
+from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, stream_all
+from photon_jax.server.completion_answer import CompletionJob, chunk_events, whole_answer
+from photon_jax.server.documents import generating
+from photon_jax.server.json_answer import JsonAnswer
+from photon_jax.server.logprobs import TokenNames
+from photon_jax.server.protocol_completions import CompletionAnswer, CompletionRequest
+from photon_jax.server.sampling import check_length, check_model, sampling_params
+from photon_jax.server.state import ServerState
+from photon_jax.server.streaming import EventStream, unless_disconnected
+from photon_jax.server.unsupported import FieldCheck
+from photon_jax.submission import Prompt
+from photon_jax.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from photon_jax.async_llm import AsyncLLM
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI documents it
+MAX_CHOICES = 1024  # of all prompts of a request together
+
+
+def router(state: ServerState) -> APIRouter:
+    """Returns the endpoint of completions."""
+    api = APIRouter()
+    fields = FieldCheck()
+
+    @api.post("/v1/completions", response_model=None, responses=generating(CompletionAnswer, CompletionAnswer))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continues a text or token ids, one prompt or several."""
+        check_model(state, body.model)
+        fields.check(body)
+        engine = state.ready_engine()
+        job = await asyncio.to_thread(_make_job, state, engine, body)
+        if body.stream:
+            updates = stream_all(engine, job.asked, job.head.id)
+            return EventStream(chunk_events(job, updates), keep_alive_s=state.settings.keep_alive_s)
+        outputs = await unless_disconnected(request, generate_all(engine, job.asked, job.head.id))
+        return JsonAnswer(await asyncio.to_thread(whole_answer, job, outputs))
+
+    return api
+
+
+def _make_job(state: ServerState, engine: "AsyncLLM", body: CompletionRequest) -> CompletionJob:
+    """Returns what is to be done for a request; runs in a thread, as long prompts take a while."""
+    tokenizer = engine.llm.tokenizer
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens must be at least 1, got 0; only with echo may it be 0")
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        if prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs don't go with echo and logprobs, which give them too")
+        prompt_logprobs = body.logprobs
+    # An echo without output runs for one token, which is left out: the engine always makes one.
+    params = sampling_params(
+        body, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
+    )
+    prompts = _encode_prompts(tokenizer, body)
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise RequestError(f"{len(prompts)} prompts with n={params.n}: at most {MAX_CHOICES} choices, ask for fewer")
+    for prompt in prompts:
+        check_length(len(prompt.token_ids), max(max_tokens, 1), engine.max_model_len)
+    asked = [Asked(prompt, params) for prompt in prompts]
+    compile_form(engine, asked[0])
+    return CompletionJob(
+        body=body,
+        asked=asked,
+        head=make_head("cmpl", state.model_name),
+        names=TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        tokenizer=tokenizer,
+        has_output=max_tokens > 0,
+    )
+
+
+def _encode_prompts(tokenizer: Tokenizer | None, body: CompletionRequest) -> list[Prompt]:
+    adds_special = body.add_special_tokens is not False
+
+    def encode(prompt: object) -> Prompt:
+        if not isinstance(prompt, str):
+            assert isinstance(prompt, list), f"a prompt is a text or ids, got {prompt!r:.100}"
+            return Prompt(token_ids=tuple(prompt))
+        if tokenizer is None:
+            raise RequestError("the prompt is text and the model has no tokenizer; give token ids")
+        return Prompt(token_ids=tuple(tokenizer.encode(prompt, add_special_tokens=adds_special)), text=prompt)
+
+    prompts = as_list(body.prompt)
+    if not prompts:
+        raise RequestError("prompt is an empty list; give at least one prompt")
+    return encode_each(prompts, encode)

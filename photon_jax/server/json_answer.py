@@ -1,0 +1,21 @@
+"""JSON as the server sends it: compact, as UTF-8, whatever strings a request brought into it."""
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+
+def json_bytes(value: Any) -> bytes:
+    """Returns a value as JSON; a lone surrogate, which UTF-8 can't hold, becomes a question mark."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+
+
+class JsonAnswer(Response):
+    """A JSON value as a whole answer."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Returns the body."""
+        return json_bytes(content)

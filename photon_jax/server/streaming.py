@@ -1,0 +1,120 @@
+"""EventStream: a response of server-sent events that ends when the client leaves, and never is silent for long."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from fastapi.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from photon_jax.server.errors import ClientLeftError, error_event
+from photon_jax.server.json_answer import json_bytes
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
+_T = TypeVar("_T")
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """Returns a JSON object as one event."""
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come.
+
+    When the client leaves, `events` is closed, which aborts what makes them. An error in it becomes the last event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, keep_alive_s: float) -> None:
+        """Takes over the events.
+
+        Args:
+          events: whole events, each a piece of the body.
+          keep_alive_s: seconds of silence after which a comment line is sent; 0: none is.
+        """
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+        self._keep_alive_s = keep_alive_s
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the response."""
+        writer = asyncio.create_task(self._write(send))
+        watcher = asyncio.create_task(until_disconnect(receive))
+        helpers = [watcher]
+        if self._keep_alive_s:
+            helpers.append(asyncio.create_task(self._keep_alive(send)))
+        try:
+            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_all([writer, *helpers])
+        if not writer.cancelled():
+            writer.result()
+
+    async def _write(self, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._sent_at = time.monotonic()
+            with contextlib.suppress(OSError):  # the client left in the middle of a piece
+                try:
+                    async for piece in events:
+                        await self._send(send, piece)
+                except OSError:
+                    raise
+                except Exception as error:
+                    await self._send(send, event(error_event(error)))
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._sent_at = time.monotonic()
+
+    async def _keep_alive(self, send: Send) -> None:
+        self._sent_at = time.monotonic()
+        while True:
+            silent_s = time.monotonic() - self._sent_at
+            if silent_s >= self._keep_alive_s:
+                await self._send(send, _KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._keep_alive_s - silent_s)
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Returns when the client has left; what more of a body comes is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancel_all(tasks: list["asyncio.Task[Any]"]) -> None:
+    """Cancels tasks and waits until each has ended, in whatever way."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Returns the result of `work`, which is cancelled when the client leaves.
+
+    Args:
+      request: its body has been read.
+
+    Raises:
+      ClientLeftError: the client left.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.create_task(until_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeftError
+        return task.result()
+    finally:
+        await cancel_all([task, watcher])

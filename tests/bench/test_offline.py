@@ -1,0 +1,81 @@
+"""Offline runs on a small model: what they count, and that the steps planned without a device are the real ones."""
+
+import pytest
+
+from photon_jax.bench.dry_run import dry_run
+from photon_jax.bench.offline import bench_offline, compile_plain
+from photon_jax.bench.shapes import SHAPES, draw_weights, shape_config
+from photon_jax.bench.workloads import WorkloadSpec, make_workload
+from photon_jax.config import make_engine_config
+from photon_jax.errors import ConfigError
+from photon_jax.llm import LLM
+from photon_jax.models.config import QuantizationConfig
+
+SPEC = WorkloadSpec(num_requests=7, lengths="uniform", prompt_len=8, output_len=5)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    config = shape_config("tiny", "auto")
+    settings = make_engine_config(
+        None,
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+        max_model_len=32,
+        num_blocks=9,
+        block_size=16,
+        steps_ahead=1,
+        max_steps_per_dispatch=2,
+        strict_compile=True,
+        warmup="lazy",
+    )
+    with LLM(params=draw_weights(config), config=config, engine_config=settings, progress=False) as llm:
+        yield llm
+
+
+def test_a_run_says_what_it_served_and_where_the_time_went(llm):
+    record = bench_offline(llm, SPEC, repeats=2, replays=True)  # strict: all it needs was compiled ahead
+    workload = make_workload(SPEC, vocab_size=2, seed=0)
+    assert record["num_output_tokens"] == workload.num_output_tokens
+    assert record["num_prompt_tokens"] == workload.num_prompt_tokens
+    assert len(record["total_s_runs"]) == 2 and record["num_compiles_while_timed"] == 0
+    assert record["output_tokens_per_s"] > 0 and record["share_of_replay"] > 0
+    assert 1.0 <= record["mean_rows"] <= 3.0 and 0.0 <= record["padding_share"] < 1.0
+    parts = sum(record[f"{name}_us_per_step"] for name in ("host", "wait", "client"))
+    assert parts == pytest.approx(record["step_us"], abs=1.0)
+    assert record["launch_us_per_step"] < record["host_us_per_step"]
+
+
+def test_the_steps_of_a_dry_run_are_those_that_the_engine_takes(llm):
+    workload = make_workload(SPEC, vocab_size=llm.config.vocab_size, seed=5)
+    planned = [layout for layout, _ in dry_run(llm.started, workload)]
+    bench_offline(llm, SPEC, repeats=1)
+    runner, before = llm.started.runner, llm.metrics()
+    met = []
+    dispatch = runner.dispatch
+    runner.dispatch = lambda layout, *rest: met.append(layout) or dispatch(layout, *rest)
+    bench_offline(llm, SPEC, repeats=1)
+    del runner.dispatch
+    assert met == planned * 2  # once to warm up
+    assert llm.metrics().since(before).num_dispatches == len(met)
+
+
+def test_a_second_wave_finds_the_prefix_that_it_shares_with_the_first(llm):
+    spec = WorkloadSpec(num_requests=3, prompt_len=4, output_len=2, mix="shared_prefix", prefix_len=16)
+    before = llm.metrics()
+    record = bench_offline(llm, spec, repeats=1)
+    assert record["first_wave_ttft_s"] > 0 and record["second_wave_ttft_s"] > 0
+    # each second wave finds the block that all of its requests begin with
+    assert llm.metrics().since(before).num_prefix_hit_tokens >= 3 * 16
+
+
+def test_every_step_of_greedy_requests_can_be_compiled_ahead(llm):
+    compile_plain(llm, progress=False)
+    assert set(llm.started.runner.buckets.plain_layouts()) <= llm.started.runner.launched.layouts
+
+
+def test_shapes_have_the_dtype_and_the_quantization_that_are_asked_for():
+    config = shape_config("llama-3.2-1b", "bfloat16", QuantizationConfig(group_size=128, has_embedding=True))
+    assert (config.dtype, config.num_layers, config.quantization.group_size) == ("bfloat16", 16, 128)
+    with pytest.raises(ConfigError, match=f"shape must be one of {', '.join(sorted(SHAPES))}, got 'odd'"):
+        shape_config("odd", "auto")

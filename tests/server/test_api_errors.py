@@ -1,0 +1,244 @@
+"""Every failure has OpenAI's form and its status, in bounded length; the client raises the error that fits."""
+
+import json
+import logging
+
+import openai
+import pytest
+from helpers.web_server import MODEL, serving, tiny_llm, wait_until
+
+from photon_jax.errors import CapacityError, EngineDeadError
+from photon_jax.server.errors import AbortedError, error_event, photon_error_response
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def error_of(answer, status=400):
+    """Returns the error of an answer, of whose form every one is."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert len(answer.content) < 10_000
+    return body["error"]
+
+
+def has_logged(caplog, text):
+    return any(record.exc_info and text in str(record.exc_info[1]) for record in caplog.records)
+
+
+def chat(served, **fields):
+    return served.post(CHAT, {"messages": MESSAGES, "max_tokens": 2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "missing|JSON object"),
+        (b"{", "not valid JSON"),
+        (b'"text"', "JSON object"),
+        (b"[]", "JSON object"),
+        (b'{"messages": "\xff"}', "UTF-8"),
+        (b"[" * 100_000, "nests"),
+        (b'{"messages": [], "seed": ' + b"9" * 5000 + b"}", "more than 64 characters"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(served, content, told):
+    answer = served.post(CHAT, content=content, headers={"Content-Type": "application/json"})
+    error = error_of(answer)
+    assert error["type"] == "invalid_request_error"
+    assert any(word in error["message"] for word in told.split("|"))
+
+
+def test_a_body_of_another_type_is_refused_with_the_type_to_send(served):
+    content = json.dumps({"messages": MESSAGES})
+    answer = served.post(CHAT, content=content, headers={"Content-Type": "text/plain"})
+    assert "Content-Type: application/json" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"messages": None}, "messages", "valid list"),
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": [{"content": "Hi"}]}, "messages", "messages.0.role is missing"),
+        ({"messages": [{"role": "user"}]}, None, "messages[0] has no content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "image_url"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
+        ({"temperature": "hot"}, "temperature", 'got "hot"'),
+        ({"temperature": -1}, "temperature", "[0.0"),
+        ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
+        ({"max_tokens": True}, "max_tokens", "valid integer"),
+        ({"max_tokens": 0}, "max_tokens", "got 0"),
+        ({"n": 0}, "n", "got 0"),
+        ({"n": 10**6}, "n", "1000000"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "[0, 20]"),
+        ({"stop": [""]}, "stop", "non-empty"),
+        ({"stop": ["x"] * 65}, "stop", "64"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "'a'"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "999"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "301"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, None, "add_generation_prompt=False"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self"),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+        ({"structured_outputs": {"xml": 1}}, "structured_outputs", "xml"),
+        ({"tool_choice": "perhaps"}, "tool_choice", "required"),
+    ],
+)
+def test_a_wrong_field_is_named(served, fields, param, told):
+    content = json.dumps({"messages": MESSAGES, "max_tokens": 2, **fields})  # httpx itself sends no lone surrogate
+    error = error_of(served.post(CHAT, content=content, headers={"Content-Type": "application/json"}))
+    assert told in error["message"]
+    assert error["param"] == param
+    assert error["code"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"prompt": None}, "prompt", ""),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": [[]]}, None, "empty prompt"),
+        ({"prompt": [1, "a"]}, "prompt", ""),
+        ({"prompt": [999]}, "prompt_token_ids", "999"),
+        ({"prompt": [[1], [999]]}, "prompt", "prompt 1"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
+        ({"prompt": "a", "best_of": 3}, "best_of", "use n"),
+        ({"prompt": ["a"] * 100, "n": 100}, None, "1024"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs", "[0, 20]"),
+        ({"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs", "echo"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(served, fields, param, told):
+    error = error_of(served.post("/v1/completions", {"max_tokens": 2, **fields}))
+    assert told in error["message"]
+    assert error["param"] == param
+
+
+def test_a_field_that_would_change_the_answer_is_refused_unless_it_is_neutral(served):
+    error = error_of(chat(served, web_search_options={}))
+    assert (error["param"], error["code"]) == ("web_search_options", None)
+    assert chat(served, modalities=["text"], audio=None, store=False, metadata={}).status_code == 200
+
+
+def test_an_unknown_field_is_ignored_and_logged_once(served, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert chat(served, surprise=1).status_code == 200
+    assert [record.getMessage() for record in caplog.records].count(
+        "the request field 'surprise' is unknown and ignored, now and later"
+    ) == 1
+
+
+def test_a_long_conversation_is_told_with_both_numbers(served, client):
+    error = error_of(chat(served, messages=[{"role": "user", "content": "x" * 1000}]))
+    assert error["code"] == "context_length_exceeded"
+    assert "256 tokens" in error["message"]
+    assert "1021" in error["message"]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="x" * 250, max_tokens=50)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_an_unknown_model_is_not_found(served, client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    for path in ("/v1/completions", "/tokenize", "/detokenize"):
+        body = {"model": "other", "prompt": "a", "tokens": []}
+        assert error_of(served.post(path, body), 404)["code"] == "model_not_found"
+
+
+def test_unknown_paths_and_methods_have_the_form_too(served):
+    assert error_of(served.get("/v1/nothing"), 404)["code"] == "not_found"
+    answer = served.get(CHAT)
+    assert error_of(answer, 405)["code"] == "method_not_allowed"
+    assert answer.headers["allow"] == "POST"
+
+
+def test_many_and_long_wrong_values_make_a_short_answer(served):
+    messages = [{"role": 1, "content": "y" * 1_000}] * 5_000
+    error = error_of(chat(served, messages=messages, temperature="z" * 100_000))
+    assert "more" in error["message"]
+    error = error_of(chat(served, **{"model": "m" * 100_000}), 404)
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("phase", ["loading", "draining"])
+def test_a_server_that_is_not_ready_says_when_to_come_back(served, phase):
+    served.state.phase = phase
+    try:
+        answer = chat(served)
+    finally:
+        served.state.phase = "ready"
+    assert error_of(answer, 503)["code"] == "overloaded"
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_full_queue_refuses_and_takes_again_later():
+    with serving(tiny_llm(), max_queue=1) as served:
+        client = served.client()
+        body = {"model": MODEL, "prompt": ["a"] * 6, "max_tokens": 2}
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(**body)
+        assert caught.value.status_code == 503
+        assert caught.value.response.headers["retry-after"] == "1"
+        with pytest.raises(openai.InternalServerError):
+            client.completions.create(**body, stream=True)
+        wait_until(lambda: served.num_held_blocks() == 0)
+        assert len(client.completions.create(**{**body, "prompt": ["a"] * 5}).choices) == 5
+
+
+def test_a_client_is_told_whether_to_try_again():
+    busy = photon_error_response(CapacityError("full"))
+    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    cut = photon_error_response(AbortedError("the server ends"))
+    assert (cut.status_code, json.loads(cut.body)["error"]["code"]) == (503, "aborted")
+    dead = photon_error_response(EngineDeadError("it failed"))
+    assert (dead.status_code, dead.headers["x-should-retry"]) == (503, "false")
+
+
+def test_an_unforeseen_fault_is_logged_and_not_told(served, monkeypatch, caplog):
+    monkeypatch.setattr(type(served.llm.tokenizer), "encode", lambda *_, **__: 1 / 0)
+    answer = served.post("/v1/completions", {"prompt": "a"})
+    error = error_of(answer, 500)
+    assert (error["type"], "division" in error["message"]) == ("server_error", False)
+    wait_until(lambda: has_logged(caplog, "division"))
+
+
+def test_a_fault_in_a_stream_is_its_last_event(served, monkeypatch, caplog):
+    from photon_jax.server import chat_answer
+
+    monkeypatch.setattr(chat_answer, "make_progress", lambda _: 1 / 0)
+    lines = chat(served, stream=True, return_progress=True).text.strip().split("\n\n")
+    assert "division" not in lines[-1]
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert has_logged(caplog, "division")
+    wait_until(lambda: served.num_held_blocks() == 0)
+
+
+def test_the_client_raises_on_an_error_in_a_stream(served, client, monkeypatch):
+    from photon_jax.server import chat_answer
+
+    def refuse(_):
+        raise AbortedError("the server is about to end")
+
+    monkeypatch.setattr(chat_answer, "make_progress", refuse)
+    with pytest.raises(openai.APIError, match="about to end"):
+        list(
+            client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, stream=True, extra_body={"return_progress": True}
+            )
+        )
+
+
+def test_the_cause_of_a_known_error_is_told_in_a_stream():
+    assert error_event(EngineDeadError("it failed"))["error"]["message"] == "it failed"

@@ -1,0 +1,123 @@
+"""EventStream without a server: headers, keep-alive comments, errors, and clients that leave."""
+
+import asyncio
+
+import pytest
+
+from photon_jax.errors import RequestError
+from photon_jax.server.errors import ClientLeftError
+from photon_jax.server.streaming import EventStream, event, unless_disconnected
+
+
+class Client:
+    """The other side of a response: it takes what comes, and leaves when it is told to."""
+
+    def __init__(self):
+        self.left = asyncio.Event()
+        self.messages = []
+
+    async def receive(self):
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.messages.append(message)
+
+    @property
+    def body(self):
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+
+def respond(events, *, keep_alive_s=0.0, leaves_after_s=None):
+    """Returns what a client gets of the events."""
+
+    async def run():
+        client = Client()
+        if leaves_after_s is not None:
+            asyncio.get_running_loop().call_later(leaves_after_s, client.left.set)
+        await asyncio.wait_for(EventStream(events, keep_alive_s=keep_alive_s)({}, client.receive, client.send), 60)
+        return client
+
+    return asyncio.run(run())
+
+
+def test_events_come_whole_after_headers_that_keep_proxies_from_holding_them():
+    async def events():
+        yield event({"text": "né\ud800"})
+        yield event({"text": 2})
+
+    client = respond(events())
+    headers = dict(client.messages[0]["headers"])
+    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert (headers[b"cache-control"], headers[b"x-accel-buffering"]) == (b"no-cache", b"no")
+    assert b"content-length" not in headers
+    assert client.body == 'data: {"text":"né?"}\n\ndata: {"text":2}\n\n'.encode()
+    assert client.messages[-1]["more_body"] is False
+
+
+def test_a_comment_is_sent_in_silence_alone():
+    async def events():
+        await asyncio.sleep(0.5)
+        yield b"data: 1\n\n"
+
+    assert respond(events(), keep_alive_s=0.1).body.startswith(b": keep-alive\n\n: keep-alive\n\n")
+    assert respond(events(), keep_alive_s=5.0).body == b"data: 1\n\n"
+    assert respond(events()).body == b"data: 1\n\n"
+
+
+def test_an_error_is_the_last_event():
+    async def events():
+        yield b"data: 1\n\n"
+        raise RequestError("no more")
+
+    assert b'"message":"no more"' in respond(events()).body.splitlines()[2]
+
+
+def test_events_are_closed_when_the_client_leaves():
+    closed = []
+
+    async def events():
+        try:
+            while True:
+                yield b"data: 1\n\n"
+                await asyncio.sleep(0.01)
+        finally:
+            closed.append(True)
+
+    client = respond(events(), leaves_after_s=0.1)
+    assert closed == [True]
+    assert client.messages[-1].get("more_body") is True
+
+
+def test_work_is_cancelled_when_the_client_leaves():
+    states = []
+
+    async def work():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            states.append("ended")
+
+    async def run():
+        client = Client()
+        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        await unless_disconnected(client, work())
+
+    with pytest.raises(ClientLeftError):
+        asyncio.run(run())
+    assert states == ["ended"]
+
+
+def test_the_result_or_the_error_of_work_comes_back_while_the_client_is_there():
+    async def result():
+        return 7
+
+    async def error():
+        raise RequestError("wrong")
+
+    async def run(work):
+        return await unless_disconnected(Client(), work)
+
+    assert asyncio.run(run(result())) == 7
+    with pytest.raises(RequestError, match="wrong"):
+        asyncio.run(run(error()))

@@ -1,0 +1,86 @@
+"""Submissions as they grow: outputs and updates of any cut are those of the whole, and cost what is new in them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from photon_jax.request import Request, SamplingParams
+from photon_jax.submission import Prompt, Sample, SamplePart, Submission
+from photon_jax.text.stream import TextStream
+from photon_jax.updates import UpdateReader
+
+NUM_TOP = 2
+
+
+def make_submission(n=1):
+    params = SamplingParams(max_tokens=500, logprobs=NUM_TOP, n=n)
+    requests = [Request(request_id=f"r-{i}", prompt_token_ids=(1, 2), params=params, sample_index=i) for i in range(n)]
+    samples = [Sample(request, TextStream(None, params)) for request in requests]
+    return Submission("r", Prompt(token_ids=(1, 2)), params, samples, 0.0)
+
+
+def make_part(number, num_tokens, reason=None):
+    rng = np.random.default_rng(number)
+    return SamplePart(
+        token_ids=tuple(range(number, number + num_tokens)),
+        text="x" * num_tokens,
+        logprobs=rng.standard_normal((num_tokens, 3)).astype(np.float32),
+        top_ids=rng.integers(0, 9, (num_tokens, NUM_TOP)).astype(np.int32),
+        top_logprobs=rng.standard_normal((num_tokens, NUM_TOP)).astype(np.float32),
+        finish_reason=reason,
+        stop_reason=None,
+    )
+
+
+def facts(text, token_ids, logprobs):
+    return text, token_ids, [getattr(logprobs, name).tolist() for name in ("raw", "tempered", "sampling", "top_ids")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=20))
+def test_outputs_and_updates_hold_all_parts_whenever_they_are_asked_for(steps):
+    grown, deltas, outputs = make_submission(), [], []
+    reader = UpdateReader(grown)
+    for number, (num_tokens, asks_output, asks_update) in enumerate(steps):
+        grown.samples[0].append(make_part(number, num_tokens))
+        if asks_output:
+            outputs.append((grown.output().outputs[0], facts_of_output(grown)))
+        if asks_update:
+            deltas += reader.take().deltas
+            assert reader.take() is None, "it is not told twice"
+    grown.samples[0].append(make_part(99, 1, "length"))
+    deltas += reader.take().deltas
+    assert reader.is_done and grown.is_finished and deltas[-1].finish_reason == "length"
+    whole = make_submission()
+    for part in grown.samples[0].parts:
+        whole.samples[0].append(part)
+    wanted = facts_of_output(whole)
+    assert facts_of_output(grown) == wanted
+    joined = [np.concatenate([getattr(delta.logprobs, name) for delta in deltas]).tolist() for name in KINDS]
+    assert ("".join(d.text for d in deltas), sum((d.token_ids for d in deltas), ()), joined) == wanted
+    for output, before in outputs:  # what was given out before never changes
+        assert facts(output.text, output.token_ids, output.logprobs) == before
+
+
+KINDS = ("raw", "tempered", "sampling", "top_ids")
+
+
+def facts_of_output(submission):
+    completion = submission.output().outputs[0]
+    return facts(completion.text, completion.token_ids, completion.logprobs)
+
+
+def test_a_stream_copies_its_tables_a_few_times_and_not_for_every_token():
+    submission, tables = make_submission(), []
+    for number in range(400):
+        submission.samples[0].append(make_part(number, 1))
+        tables.append(submission.output().outputs[0].logprobs.raw)
+    assert [len(table) for table in tables] == list(range(1, 401))
+    assert len({id(table.base) for table in tables}) <= 10, "a table is copied when it has doubled"
+
+
+def test_outputs_cannot_be_written_to():
+    submission = make_submission()
+    submission.samples[0].append(make_part(0, 2))
+    with pytest.raises(ValueError, match="read-only"):
+        submission.output().outputs[0].logprobs.raw[0] = 1.0
