@@ -202,6 +202,10 @@ class EngineConfig:
         if self.quantize_embedding and self.quantization is None:
             raise ConfigError('quantize_embedding needs quantization="int8"')
         _require_choice("warmup", self.warmup, get_args(Warmup))
+        if self.compile_cache_dir is not None and not (
+            isinstance(self.compile_cache_dir, str) and self.compile_cache_dir
+        ):
+            raise ConfigError(f"compile_cache_dir must be the path of a folder, got {self.compile_cache_dir!r:.100}")
         _require_positive(self, "max_model_len")
         for name, kind in (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("kernels", KernelConfig)):
             if not isinstance(getattr(self, name), kind):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -112,6 +112,15 @@ def logit_bias_from_json(value: object) -> object:
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
 
 
+def _is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
+    """Returns whether a value can be gone through; an array without dimensions can't, and has __iter__ all the same."""
+    try:
+        iter(value)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
 def as_allowed_token_ids(value: object) -> tuple[int, ...] | None:
     """Returns allowed_token_ids in ascending order, each once.
 
@@ -120,7 +129,7 @@ def as_allowed_token_ids(value: object) -> tuple[int, ...] | None:
     """
     if value is None:
         return None
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str) or not _is_iterable(value):
         raise RequestError(f"allowed_token_ids must be a list of token ids, got {value!r}")
     ids = tuple(value)
     wrong = next((token_id for token_id in ids if not _is_token_id(token_id)), None)
@@ -139,7 +148,7 @@ def as_bad_words(value: object) -> tuple[BadWord, ...]:
     """
     if value is None:
         return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str) or not _is_iterable(value):
         raise RequestError(f"bad_words must be a list of strings or of lists of token ids, got {value!r}")
     words = tuple(value)
     if len(words) > MAX_BAD_WORDS:
@@ -152,7 +161,7 @@ def _as_bad_word(word: object) -> BadWord:
         if not word.strip():
             raise RequestError(f"bad_words holds {word!r}, which has no character to look for; leave it out")
         return word
-    ids = tuple(word) if isinstance(word, Iterable) else ()
+    ids = tuple(word) if _is_iterable(word) else ()
     if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS or not all(_is_token_id(token_id) for token_id in ids):
         raise RequestError(
             f"bad_words holds {word!r}; each must be a non-empty string or a list of 1 to {MAX_BAD_WORD_TOKENS} "

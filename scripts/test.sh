@@ -24,4 +24,4 @@ install_chromium
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
-"$venv/bin/pytest" -m "not gpu and not slow" "$@"
+"$venv/bin/pytest" -n 2 --dist=loadfile -m "not gpu and not slow" "$@"

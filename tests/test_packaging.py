@@ -13,10 +13,10 @@ from hatchling.builders.wheel import WheelBuilder
 from helpers.source_tree import PACKAGES, ROOT, sources
 
 DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # where it differs from the name that is imported
-# In the server and eval extras, or brought by a package that is declared.
+# In the server, eval and bench extras, or brought by a package that is declared.
 OPTIONAL = {
     *("fastapi", "uvicorn", "pydantic", "prometheus-client", "starlette", "typing-extensions"),
-    *("lm-eval", "ml-dtypes"),
+    *("lm-eval", "ml-dtypes", "httpx", "matplotlib"),
 }
 
 
@@ -54,7 +54,7 @@ def test_wheel_declares_name_version_python_and_licence(metadata):
     assert metadata["Version"] == photon_jax.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "server", "eval", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "server", "eval", "bench", "dev"}
 
 
 def test_commands_point_at_functions(wheel):

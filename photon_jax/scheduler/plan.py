@@ -77,9 +77,9 @@ class StepPlan:
 class StepResult:
     """What one step computed, on the host; rows are those of its plan, in the plan's order.
 
-    The flat arrays hold the scores of row 0, then those of row 1, and so on, one for each of `ScheduledSequence.scores`,
-    and maybe more that mean nothing. They are needed only where a row has scores; the most likely tokens (W of them)
-    only where a row wants them.
+    The flat arrays hold the scores of row 0, then those of row 1, and so on, one for each position in its `scores`, and
+    maybe more that mean nothing. They are needed only where a row has scores; the most likely tokens (W of them) only
+    where a row wants them.
     """
 
     token_ids: np.ndarray  # i32[steps*rows]  sampled, step by step; anything where nothing was to be sampled

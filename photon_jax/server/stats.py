@@ -7,7 +7,7 @@ from typing import cast
 from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
-from photon_jax.server.documents import event_stream
+from photon_jax.server.documents import errors, event_stream
 from photon_jax.server.health import describe
 from photon_jax.server.state import Phase, ServerState
 from photon_jax.server.streaming import EventStream, event
@@ -69,7 +69,7 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter(tags=["health"])
     content = event_stream("Each event is a Stats object.")
 
-    @routes.get("/api/stats", response_model=None, responses={200: {"model": Stats, "content": content}})
+    @routes.get("/api/stats", response_model=None, responses={200: {"model": Stats, "content": content}, **errors(400)})
     async def stats(stream: bool = False) -> Stats | Response:
         """The engine right now; with stream=true several times a second, until the server ends."""
         return EventStream(_events(state), keep_alive_s=0) if stream else read_stats(state)

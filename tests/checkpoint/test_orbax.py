@@ -120,19 +120,25 @@ import os, signal, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from helpers.tiny_model import tiny_config, tiny_params
+import orbax.checkpoint
 from photon_jax.checkpoint import orbax_io
 
 def kill(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-orbax_io.{function} = kill
+{function} = kill
 orbax_io.save_checkpoint({folder!r}, tiny_params(), tiny_config(), files={{"a.json": b"1"}}, overwrite=True)
 """
 
 
 @pytest.mark.parametrize(
     ("moment", "replaces"),
-    [("ocp.Checkpointer.save", False), ("os.rename", False), ("json.dumps", True), ("_move_into_place", True)],
+    [
+        ("orbax.checkpoint.Checkpointer.save", False),
+        ("orbax_io.os.rename", False),
+        ("orbax_io.json.dumps", True),
+        ("orbax_io._move_into_place", True),
+    ],
 )
 def test_a_killed_save_never_looks_whole_and_never_harms_what_was_there(tmp_path, moment, replaces):
     folder = tmp_path / "saved"

@@ -223,11 +223,11 @@ def test_scores_of_generated_tokens_are_their_logprobs_and_greedy(llm):
     assert text_score.prompt_token_ids == tuple(llm.tokenizer.encode("The fox"))
 
 
-def test_score_takes_a_prompt_as_long_as_the_context_and_no_longer(llm):
-    (score,) = llm.score(draw_ids(9, MAX_LEN), progress=False)
-    assert len(score.logprobs) == MAX_LEN - 1
+def test_score_takes_a_context_and_the_token_after_it_and_no_more(llm):
+    (score,) = llm.score(draw_ids(9, MAX_LEN + 1), progress=False)
+    assert len(score.logprobs) == MAX_LEN
     with pytest.raises(RequestError, match="max_model_len is 256"):
-        llm.score(draw_ids(9, MAX_LEN + 1), progress=False)
+        llm.score(draw_ids(9, MAX_LEN + 2), progress=False)
 
 
 def test_three_kinds_of_logprobs_are_of_the_distributions_that_they_name(llm):
@@ -362,7 +362,7 @@ def test_loading_and_generating_show_bars_and_a_ready_line_on_standard_error(fol
         report = llm.memory_report()
     assert "loading: 100%" in started.err
     (line,) = [line for line in started.err.splitlines() if line.startswith("ready in ")]
-    assert " step programs (" in line and " compiled or fetched)" in line and line.endswith(report)
+    assert " step programs, " in line and " from the compile cache; " in line and line.endswith(report)
     assert "39 blocks of 16 tokens = 624 tokens" in report and "longest request 256 tokens" in report
     assert "weights " in report and "workspace " in report
     assert "3/3" in generated.err and "request" in generated.err and "tokens/s" in generated.err

@@ -53,7 +53,7 @@ def make_buffer(layout, position, *, continues, num_steps=(NUM_STEPS,) * ROWS, s
         views["num_steps"][:ROWS], views["num_masked_steps"][:ROWS] = num_steps, num_masked
     else:
         views["masks_stops"][:ROWS] = num_masked > 0
-    views["counts"][:] = (ROWS, ROWS, ROWS)
+    views["counts"][:] = (ROWS, ROWS, ROWS, 0)
     return jnp.asarray(buffer)
 
 
