@@ -59,12 +59,13 @@ if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
 
-# The backend comes first: with it in the environment the package itself is built with no network.
+# The backends come first: with its own in the environment the package is built with no network, and lm-eval's
+# rouge-score, which has no wheel, needs setuptools.
 dependencies="$venv/.photon-dependencies-${extras:-none}"
 wanted="$(hash_of <"$root/pyproject.toml")"
 if [ "$(cat "$dependencies" 2>/dev/null)" != "$wanted" ]; then
   say "Installing the dependencies${extras:+ with [$extras]}; this takes a few minutes once ..."
-  "${pip[@]}" install --quiet 'hatchling>=1.27' >&2
+  "${pip[@]}" install --quiet 'hatchling>=1.27' 'setuptools>=77' >&2
   "${pip[@]}" install --quiet --no-build-isolation "$root${extras:+[$extras]}" >&2
   printf '%s' "$wanted" >"$dependencies"
   rm -f "$venv/.photon-package"
