@@ -56,7 +56,7 @@ def test_scripts_are_executable_and_parse(path):
 def test_the_second_run_installs_nothing(checkout):
     done, commands = make_venv(checkout, "dev")
     assert done.returncode == 0 and done.stdout.strip() == str(checkout / ".venv")
-    assert [command.split()[-1] for command in commands] == ["hatchling>=1.27", f"{checkout}[dev]", str(checkout)]
+    assert [command.split()[-1] for command in commands] == ["setuptools>=77", f"{checkout}[dev]", str(checkout)]
     done, commands = make_venv(checkout, "dev")
     assert (done.returncode, done.stdout.strip(), commands) == (0, str(checkout / ".venv"), [])
 

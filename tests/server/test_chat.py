@@ -157,16 +157,17 @@ def test_the_end_of_the_sequence_ends_an_answer(client):
 @pytest.mark.parametrize("stop", ["B", ["x", "B"]])
 def test_a_stop_string_ends_an_answer_before_itself(client, stop, is_streamed):
     fields = {"max_tokens": 30, "allowed_token_ids": [65, 66, 67], "seed": 3, "stop": stop}
-    answer = create(client, **fields, stream=is_streamed)
     if is_streamed:
-        chunks = list(answer)
+        *chunks, usage_chunk = list(create(client, **fields, stream=True, stream_options={"include_usage": True}))
         text, reason = joined(chunks)
-        last = chunks[-1].choices[0]
+        last, usage = chunks[-1].choices[0], usage_chunk.usage
     else:
-        last = answer.choices[0]
+        answer = create(client, **fields)
+        last, usage = answer.choices[0], answer.usage
         text, reason = last.message.content, last.finish_reason
     assert "B" not in text
     assert (reason, last.model_extra["stop_reason"]) == ("stop", "B")
+    assert usage.completion_tokens == len(text) + 1, "a token for each byte, the stop string's too, and none after it"
 
 
 def test_the_stop_string_stays_when_it_is_included(client):

@@ -111,7 +111,7 @@ def test_calls_are_streamed_in_pieces_by_their_index(client):
         (0, "function", "weather"),
         (1, "function", "time"),
     ]
-    assert len([call for call in pieces if call.index == 0]) > 5, "the arguments came at once"
+    assert len([call for call in pieces if call.index == 0]) > 1, "the arguments came at once"
     for index in range(2):
         text = "".join(call.function.arguments or "" for call in pieces if call.index == index)
         assert json.loads(text) == ARGUMENTS[index]
