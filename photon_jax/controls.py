@@ -132,9 +132,9 @@ def as_allowed_token_ids(value: object) -> tuple[int, ...] | None:
     if isinstance(value, str) or not _is_iterable(value):
         raise RequestError(f"allowed_token_ids must be a list of token ids, got {value!r}")
     ids = tuple(value)
-    wrong = next((token_id for token_id in ids if not _is_token_id(token_id)), None)
-    if wrong is not None:
-        raise RequestError(f"allowed_token_ids must be token ids of at least 0, got {wrong!r}")
+    wrong = [token_id for token_id in ids if not _is_token_id(token_id)]
+    if wrong:
+        raise RequestError(f"allowed_token_ids must be token ids of at least 0, got {wrong[0]!r}")
     if not ids:
         raise RequestError("allowed_token_ids is empty, so no token could be sampled; leave it out to allow all")
     return tuple(sorted({int(token_id) for token_id in ids}))

@@ -126,6 +126,10 @@ class LocalClient:
         """
         self._check_ids("prompt_token_ids", prompt.token_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        if prompt.score_start is not None and prompt.score_start not in range(1, len(prompt.token_ids) + 1):
+            raise RequestError(
+                f"score_start must be from 1 to the prompt's {len(prompt.token_ids)} tokens, got {prompt.score_start!r}"
+            )
         limits = self.engine.scheduler.limits
         resolved = params.resolve(self._sampling_defaults)
         if resolved.max_tokens is None:
@@ -156,7 +160,7 @@ class LocalClient:
                 raise
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        wrong = next((i for i in ids if not 0 <= i < self._vocab_size), None)
+        wrong = next((i for i in ids if not (isinstance(i, int | np.integer) and 0 <= i < self._vocab_size)), None)
         if wrong is not None:
             raise RequestError(f"{name} holds {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
 

@@ -123,6 +123,30 @@ def test_scores_are_those_of_the_arithmetic():
     play.check_idle()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"token_ids": (5, 6, 7), "score_start": 0}, "score_start must be from 1 to the prompt's 3 tokens, got 0"),
+        ({"token_ids": (5, 6, 7), "score_start": -1}, "score_start must be from 1 to the prompt's 3 tokens, got -1"),
+        ({"token_ids": (5, 6, 7), "score_start": 1.5}, "score_start must be from 1 to the prompt's 3 tokens, got 1.5"),
+        ({"token_ids": (5, 6, 7), "score_start": 4}, "score_start must be from 1 to the prompt's 3 tokens, got 4"),
+        ({"token_ids": (5, 1.5)}, "prompt_token_ids holds 1.5"),
+        ({"token_ids": ("a",)}, "prompt_token_ids holds a"),
+    ],
+)
+def test_a_prompt_that_makes_no_sense_is_refused_and_the_engine_serves_on(fields, message):
+    play = AsyncPlay()
+
+    async def main():
+        async with play.open() as engine:
+            with pytest.raises(RequestError, match=message):
+                await engine.score(Prompt(**fields))
+            await engine.score(Prompt(token_ids=LONG))
+
+    run(main)
+    play.check_idle()
+
+
 def test_callers_of_the_same_llm_in_other_threads_take_their_turns():
     play = AsyncPlay(steps_ahead=1)
 

@@ -42,6 +42,8 @@ class Unhashable:
         ("logit_bias", {5: -math.inf}, "logit_bias of token 5 .* use allowed_token_ids or bad_words"),
         ("logit_bias", dict.fromkeys(range(301), 0.0), "logit_bias holds 301 token ids, at most 300"),
         ("allowed_token_ids", [], "allowed_token_ids is empty"),
+        ("allowed_token_ids", [None], "allowed_token_ids must be token ids of at least 0, got None"),
+        ("allowed_token_ids", np.array(5), "allowed_token_ids must be a list"),
         ("allowed_token_ids", 5, "allowed_token_ids must be a list"),
         ("allowed_token_ids", "ab", "allowed_token_ids must be a list"),
         ("allowed_token_ids", [3, -1], "allowed_token_ids must be token ids of at least 0, got -1"),

@@ -228,6 +228,11 @@ def check_processor(processor: LogitsProcessor, vocab_size: int) -> None:
                 f"the first state of logits_processor {name} must hold arrays and numbers, got {leaf!r} at "
                 f"{jax.tree_util.keystr(path) or 'its top'}; give the data of a random key with jax.random.key_data"
             )
+        if not _fits_device(leaf):
+            raise RequestError(
+                f"the first state of logits_processor {name} holds {leaf!r:.100} at "
+                f"{jax.tree_util.keystr(path) or 'its top'}, which the device can't; it has numbers of 32 bits"
+            )
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _as_arrays(processor.init_state))
     logits, number = jax.ShapeDtypeStruct((vocab_size,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
     with pinned_settings():
@@ -250,6 +255,20 @@ def _is_array(leaf: object) -> bool:
         return True
     is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
     return is_array and (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_)  # type: ignore[attr-defined]
+
+
+def _fits_device(leaf: object) -> bool:
+    """Returns whether a leaf keeps its value in the dtype that it has on the device."""
+    if isinstance(leaf, jax.Array):
+        return True
+    array = np.asarray(leaf)
+    if array.dtype == object or not array.dtype.isnative or array.dtype.itemsize > 8:
+        return False
+    with np.errstate(over="ignore"):
+        placed = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return bool((np.isfinite(placed) == np.isfinite(array)).all())
+    return bool((placed == array).all())
 
 
 def _describe(tree: PyTree) -> str:

@@ -128,7 +128,9 @@ class Tokenizer:
           RequestError: the text is not a string of Unicode characters.
         """
         _check_text(text)
-        ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # a batch of one: unlike `encode`, it lets other threads run, which a long text would stop for seconds
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = list(encoding.ids)
         if not add_special_tokens:
             return ids
         if not self._adds_bos:

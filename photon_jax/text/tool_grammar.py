@@ -8,7 +8,7 @@ from photon_jax.structured_outputs import StructuredOutputs
 from photon_jax.text.grammar import JSON_OPTIONS, lark_string
 from photon_jax.text.tool_calls import ToolFormat
 
-_ANY_OBJECT = {"type": "object"}
+_NO_PARAMETERS = {"properties": {}, "additionalProperties": False}  # as the OpenAI API reads a function without any
 
 
 def force_tool_calls(
@@ -30,7 +30,9 @@ def force_tool_calls(
         function = tool.get("function")
         if not (isinstance(function, Mapping) and isinstance(function.get("name"), str)):
             raise RequestError(f"tools[{index}] must be a function with a name, got {tool!r:.100}")
-        functions[str(function["name"])] = function.get("parameters") or _ANY_OBJECT
+        functions[str(function["name"])] = (
+            _NO_PARAMETERS if function.get("parameters") is None else function["parameters"]
+        )
     if name is not None:
         if name not in functions:
             raise RequestError(f"tool_choice names {name!r:.100}, which is not among the tools; add it to them")

@@ -1,5 +1,6 @@
 import json
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -260,3 +261,20 @@ def test_decoder_that_can_not_work_token_by_token_is_refused(make, byte_level_js
     backend.decoder = decoder
     with pytest.raises(CheckpointError, match=r"decoder is (WordPiece|absent); supported are ByteLevel"):
         make(backend=backend)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(make):
+    tokenizer, turns, is_done = make(), [], threading.Event()
+
+    def take_turns():
+        while not is_done.wait(0.002):
+            turns.append(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(take_turns)
+        num_before = len(turns)
+        ids = tokenizer.encode("ab " * 400_000)
+        num_turns = len(turns) - num_before
+        is_done.set()
+    assert len(ids) > 400_000
+    assert num_turns >= 3, "the text stopped them"

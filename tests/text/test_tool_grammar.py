@@ -73,8 +73,15 @@ def test_calls_are_written_as_the_models_were_taught():
     assert llama == {'{"name": "f", "parameters": {"a":1}}'}
 
 
-def test_a_function_without_parameters_takes_any_object():
-    (text,) = answers(force_tool_calls(LLAMA3_JSON, [{"type": "function", "function": {"name": "f"}}]), count=40)[:1]
+def test_a_function_without_parameters_takes_none():
+    found = answers(force_tool_calls(LLAMA3_JSON, [{"type": "function", "function": {"name": "f"}}]), count=5)
+    assert found
+    assert {json.loads(split_tool_calls(text, LLAMA3_JSON)[1][0].arguments) == {} for text in found} == {True}
+
+
+def test_a_function_whose_parameters_say_nothing_takes_any_object():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    (text,) = answers(force_tool_calls(LLAMA3_JSON, [tool]), count=40)[:1]
     assert isinstance(json.loads(split_tool_calls(text, LLAMA3_JSON)[1][0].arguments), dict)
 
 
