@@ -8,7 +8,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM
+    from photon_jax.client.async_llm import AsyncLLM
+    from photon_jax.client.submission import Prompt
     from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig
     from photon_jax.controls import LogitsProcessor
     from photon_jax.errors import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from photon_jax.outputs import CompletionOutput, RequestOutput, ScoreOutput
     from photon_jax.request import SamplingParams
     from photon_jax.structured_outputs import StructuredOutputs
-    from photon_jax.submission import Prompt
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "photon_jax.async_llm": ("AsyncLLM",),
+    "photon_jax.client.async_llm": ("AsyncLLM",),
     "photon_jax.config": ("CacheConfig", "EngineConfig", "KernelConfig", "SchedulerConfig"),
     "photon_jax.controls": ("LogitsProcessor",),
     "photon_jax.errors": (
@@ -71,7 +71,7 @@ _HOMES = {
     "photon_jax.outputs": ("CompletionOutput", "RequestOutput", "ScoreOutput"),
     "photon_jax.request": ("SamplingParams",),
     "photon_jax.structured_outputs": ("StructuredOutputs",),
-    "photon_jax.submission": ("Prompt",),
+    "photon_jax.client.submission": ("Prompt",),
 }
 
 

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
+from photon_jax.client.submission import Prompt
 from photon_jax.config import CacheConfig, EngineConfig, SchedulerConfig
 from photon_jax.engine.memory import affordable_blocks
 from photon_jax.engine.start import start_engine
 from photon_jax.errors import RequestError
-from photon_jax.local_client import LocalClient
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.outputs import RequestOutput
 from photon_jax.progress import request_bar
-from photon_jax.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.request import SamplingParams
-from photon_jax.submission import Prompt
 from photon_jax.text.tokenizer import Tokenizer, all_eos_token_ids
 
 MAX_NUM_SEQS = 64

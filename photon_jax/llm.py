@@ -11,23 +11,23 @@ from typing import Unpack, overload
 import jax
 
 from photon_jax.checkpoint.load import LoadedCheckpoint
+from photon_jax.client.continuations import Continuations, encode_continuations
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
+from photon_jax.client.submission import Prompt, Submission
 from photon_jax.config import EngineConfig, EngineSettings, make_engine_config
-from photon_jax.continuations import Continuations, encode_continuations
 from photon_jax.describe import ModelCard, make_card
 from photon_jax.engine.memory import check_fits
 from photon_jax.engine.metrics import EngineMetrics
 from photon_jax.engine.start import StartedEngine, start_engine
 from photon_jax.errors import ConfigError, EngineDeadError, RequestError
 from photon_jax.loading import read_model, take_params
-from photon_jax.local_client import LocalClient
 from photon_jax.models.check_params import check_params
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.outputs import RequestOutput, ScoreOutput
 from photon_jax.progress import OnProgress, compile_bar, request_bar, when_finished
-from photon_jax.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.request import SamplingParams
-from photon_jax.submission import Prompt, Submission
 from photon_jax.text.tokenizer import Tokenizer, find_tokenizer
 
 Messages = Sequence[Mapping[str, object]]

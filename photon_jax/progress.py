@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tqdm import tqdm
 
-from photon_jax.submission import Submission
+from photon_jax.client.submission import Submission
 
 REFRESH_S = 0.1
 OnProgress = Callable[[str, int, int], None]  # what is done ("loading" bytes, "compiling" programs), how much, of what

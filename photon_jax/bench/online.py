@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
-from photon_jax.async_llm import AsyncLLM
 from photon_jax.bench.report import quantiles
 from photon_jax.bench.workloads import Workload
+from photon_jax.client.async_llm import AsyncLLM
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import ConfigError, EngineDeadError
 from photon_jax.request import SamplingParams
-from photon_jax.submission import Prompt
 
 # prompt and number of output tokens -> the tokens of each delivery, as they come
 Send = Callable[[tuple[int, ...], int], AsyncIterator[int]]

@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from absl import flags
 
 import photon_jax
-from photon_jax.async_llm import AsyncLLM
 from photon_jax.bench.batches import Setting, bench_batch
 from photon_jax.bench.offline import bench_offline, compile_plain, describe_steps
 from photon_jax.bench.online import Timeline, describe_online, engine_sender, run_online, timelines_s, url_sender
@@ -35,6 +34,7 @@ from photon_jax.bench.shapes import SHAPES, draw_weights, shape_config
 from photon_jax.bench.workloads import Lengths, Mix, Workload, WorkloadSpec, make_workload
 from photon_jax.cli.command import define_common_flags, load_llm, run_command, shows_progress, use_compile_cache
 from photon_jax.cli.flags import engine_fields_from_flags, errors_name_flags
+from photon_jax.client.async_llm import AsyncLLM
 from photon_jax.config import EngineConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError

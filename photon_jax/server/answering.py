@@ -8,17 +8,17 @@ import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import naming_prompt
 from photon_jax.outputs import RequestOutput
 from photon_jax.request import SamplingParams
 from photon_jax.server.errors import AbortedError
 from photon_jax.server.protocol import PromptProgress, Usage
 from photon_jax.server.streaming import cancel_all
-from photon_jax.submission import Prompt
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM, RequestStream
-    from photon_jax.updates import StreamUpdate
+    from photon_jax.client.async_llm import AsyncLLM, RequestStream
+    from photon_jax.client.updates import StreamUpdate
 
 ABORT = "abort"
 

@@ -24,7 +24,7 @@ from photon_jax.server.unsupported import FieldCheck
 from photon_jax.text.tool_calls import find_tool_format
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM
+    from photon_jax.client.async_llm import AsyncLLM
 
 
 def router(state: ServerState) -> APIRouter:

@@ -31,7 +31,7 @@ from photon_jax.server.streaming import DONE, event
 from photon_jax.text.reasoning import Start
 
 if TYPE_CHECKING:
-    from photon_jax.updates import SampleDelta, StreamUpdate
+    from photon_jax.client.updates import SampleDelta, StreamUpdate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

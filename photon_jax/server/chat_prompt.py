@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
 from photon_jax.server.protocol import Json
 from photon_jax.server.protocol_chat import ChatMessage, ChatRequest
-from photon_jax.submission import Prompt
 from photon_jax.text.reasoning import Start, reasoning_start, shows_reasoning
 from photon_jax.text.tokenizer import Tokenizer
 

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
+from photon_jax.client.submission import Prompt
 from photon_jax.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from photon_jax.server.answering import (
     ABORT,
@@ -24,11 +25,10 @@ from photon_jax.server.protocol_completions import (
     CompletionRequest,
 )
 from photon_jax.server.streaming import DONE, event
-from photon_jax.submission import Prompt
 from photon_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from photon_jax.updates import SampleDelta, StreamUpdate
+    from photon_jax.client.updates import SampleDelta, StreamUpdate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,9 @@ from fastapi import APIRouter
 from fastapi.requests import Request
 from starlette.responses import Response
 
+from photon_jax.client.prompts import as_list, encode_each
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
-from photon_jax.prompts import as_list, encode_each
 from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, stream_all
 from photon_jax.server.completion_answer import CompletionJob, chunk_events, whole_answer
 from photon_jax.server.documents import generating
@@ -19,11 +20,10 @@ from photon_jax.server.sampling import check_length, check_model, sampling_param
 from photon_jax.server.state import ServerState
 from photon_jax.server.streaming import EventStream, unless_disconnected
 from photon_jax.server.unsupported import FieldCheck
-from photon_jax.submission import Prompt
 from photon_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM
+    from photon_jax.client.async_llm import AsyncLLM
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI documents it
 MAX_CHOICES = 1024  # of all prompts of a request together

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from photon_jax.async_llm import AsyncLLM
+from photon_jax.client.async_llm import AsyncLLM
 from photon_jax.errors import ConfigError, EngineDeadError
 from photon_jax.llm import LLM
 from photon_jax.progress import OnProgress

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from photon_jax.async_llm import AsyncLLM
+from photon_jax.client.async_llm import AsyncLLM
 from photon_jax.histogram import Histogram
 from photon_jax.server.state import ServerState
 from photon_jax.step_io import StepLayout

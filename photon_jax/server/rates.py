@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from photon_jax.stats import EngineStats
+from photon_jax.client.stats import EngineStats
 
 WINDOW_S = 3.0
 SAMPLE_S = 0.1  # at most so often

@@ -10,6 +10,7 @@ from fastapi.requests import Request
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
 from photon_jax.request import SamplingParams
 from photon_jax.server.answering import Asked, generate_all
@@ -18,10 +19,9 @@ from photon_jax.server.protocol import Fields
 from photon_jax.server.sampling import check_length
 from photon_jax.server.state import ServerState
 from photon_jax.server.streaming import unless_disconnected
-from photon_jax.submission import Prompt
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM
+    from photon_jax.client.async_llm import AsyncLLM
 
 DEFAULT_MAX_TOKENS = 512
 

@@ -12,7 +12,7 @@ from photon_jax.server.latencies import Latencies
 from photon_jax.server.rates import Rates
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM
+    from photon_jax.client.async_llm import AsyncLLM
 
 Phase = Literal["loading", "ready", "draining", "dead"]
 ToolFormatName = Literal["auto", "none", "hermes", "llama3_json"]

@@ -20,7 +20,7 @@ from photon_jax.server.state import ServerState
 from photon_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from photon_jax.async_llm import AsyncLLM
+    from photon_jax.client.async_llm import AsyncLLM
 
 _READING = errors(400, 401, 404, 413, 500, 503)
 

@@ -8,8 +8,8 @@ import pytest
 from helpers.tiny_checkpoint import ENGINE_FIELDS, draw_ids, write_checkpoint
 
 from photon_jax import LLM, EngineDeadError, SamplingParams
-from photon_jax.async_llm import AsyncLLM
-from photon_jax.submission import Prompt
+from photon_jax.client.async_llm import AsyncLLM
+from photon_jax.client.submission import Prompt
 
 KINDS = ("raw", "tempered", "sampling", "top_ids", "top_logprobs")
 

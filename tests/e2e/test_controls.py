@@ -12,6 +12,8 @@ from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax import LogitsProcessor, RequestError, SamplingParams, forward
 from photon_jax.cache.layout import CacheLayout
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.submission import Prompt
 from photon_jax.config import CacheConfig, KernelConfig, SchedulerConfig
 from photon_jax.engine.buckets import TileChoice, tiled_buckets
 from photon_jax.engine.controls import ControlSlots, _control_row, _neutral_row, control_bytes
@@ -19,9 +21,7 @@ from photon_jax.engine.engine import Engine
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import StepConfig
-from photon_jax.local_client import LocalClient
 from photon_jax.scheduler.scheduler import Scheduler
-from photon_jax.submission import Prompt
 
 CONFIG = tiny_config(num_layers=1)
 VOCAB = CONFIG.vocab_size

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_jax import LLM, SamplingParams
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.prompts import as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.config import CacheConfig, EngineConfig, KernelConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine.engine import Engine
 from photon_jax.errors import CheckpointError, ConfigError, RequestError
-from photon_jax.local_client import LocalClient
 from photon_jax.models.config import ModelConfig, RopeConfig
 from photon_jax.models.hf_config import config_from_hf
-from photon_jax.prompts import as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.text.tokenizer import Tokenizer
 
 HOSTILE = st.one_of(

@@ -9,8 +9,8 @@ import pytest
 from helpers.tiny_checkpoint import BEGIN, ENGINE_FIELDS, VOCAB_SIZE, draw_ids, write_checkpoint
 
 from photon_jax import LLM, ConfigError, EngineConfig, EngineDeadError, RequestError, SamplingParams, forward
+from photon_jax.client.local_client import LocalClient
 from photon_jax.engine.metrics import CompileCounter
-from photon_jax.local_client import LocalClient
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
 NOISY = SamplingParams(max_tokens=8, ignore_eos=True, seed=11)

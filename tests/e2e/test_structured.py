@@ -11,9 +11,9 @@ from helpers.grammars import COMPACT
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax import LLM, RequestError, SamplingParams, StructuredOutputs
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.submission import Prompt
 from photon_jax.engine.metrics import CompileCounter
-from photon_jax.local_client import LocalClient
-from photon_jax.submission import Prompt
 
 CONFIG = tiny_config(num_layers=1)
 PROMPT = "Answer:"

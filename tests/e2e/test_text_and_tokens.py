@@ -19,8 +19,8 @@ from helpers.tiny_checkpoint import (
 )
 
 from photon_jax import LLM, RequestError, SamplingParams
+from photon_jax.client.prompts import as_list, encode_prompt, params_for_each
 from photon_jax.describe import describe_checkpoint
-from photon_jax.prompts import as_list, encode_prompt, params_for_each
 from photon_jax.text.pieces import byte_level_alphabet
 
 # ids that no text has: the model's vocabulary is padded beyond the tokenizer's

@@ -6,9 +6,9 @@ import types
 
 from helpers.fake_engine import Play
 
-from photon_jax.async_llm import AsyncLLM
+from photon_jax.client.async_llm import AsyncLLM
+from photon_jax.client.submission import Prompt
 from photon_jax.request import SamplingParams
-from photon_jax.submission import Prompt
 
 
 class AsyncPlay(Play):

@@ -4,10 +4,10 @@ import threading
 
 from helpers.fake_runner import VOCAB_SIZE, FakeRunner, expected_output, make_scheduler
 
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.submission import Prompt
 from photon_jax.engine.engine import Engine
-from photon_jax.local_client import LocalClient
 from photon_jax.request import Request, SamplingParams
-from photon_jax.submission import Prompt
 
 LONG = tuple(range(30))
 MATE = (4, 5, 6)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from helpers.fake_runner import VOCAB_SIZE, make_scheduler
 
+from photon_jax.client.local_client import LocalClient
+from photon_jax.client.submission import Prompt
 from photon_jax.engine.engine import Engine
-from photon_jax.local_client import LocalClient
 from photon_jax.request import SamplingParams
 from photon_jax.scheduler.plan import StepResult
-from photon_jax.submission import Prompt
 
 BATCH = 500
 

@@ -13,7 +13,7 @@ from helpers.tiny_checkpoint import ENGINE_FIELDS, chain_params
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax import LLM
-from photon_jax.async_llm import AsyncLLM
+from photon_jax.client.async_llm import AsyncLLM
 from photon_jax.server.lifecycle import listen, uvicorn_config
 from photon_jax.server.state import ServerSettings, ServerState
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from photon_jax.client.submission import Prompt, Sample, SamplePart, Submission
+from photon_jax.client.updates import UpdateReader
 from photon_jax.request import Request, SamplingParams
-from photon_jax.submission import Prompt, Sample, SamplePart, Submission
 from photon_jax.text.stream import TextStream
-from photon_jax.updates import UpdateReader
 
 NUM_TOP = 2
 

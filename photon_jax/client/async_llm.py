@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from photon_jax.client.stats import EngineStats, read_stats
+from photon_jax.client.submission import Prompt, Submission
+from photon_jax.client.updates import StreamUpdate, UpdateReader
 from photon_jax.errors import CapacityError, ConfigError, EngineDeadError, RequestError
 from photon_jax.llm import LLM
 from photon_jax.outputs import RequestOutput, ScoreOutput
 from photon_jax.request import SamplingParams
-from photon_jax.stats import EngineStats, read_stats
-from photon_jax.submission import Prompt, Submission
-from photon_jax.updates import StreamUpdate, UpdateReader
 
 DRAIN_POLL_S = 0.02
 _SCORE_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from photon_jax.local_client import LocalClient
+from photon_jax.client.local_client import LocalClient
 
 
 class SlotStats(NamedTuple):

@@ -4,9 +4,9 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError, naming_prompt
 from photon_jax.request import SamplingParams
-from photon_jax.submission import Prompt
 from photon_jax.text.tokenizer import Tokenizer
 
 PromptLike = str | Sequence[int]

@@ -9,8 +9,8 @@ from helpers.byte_tokenizer import ByteTokenizer
 from helpers.tiny_model import tiny_config, tiny_params
 
 import photon_jax
+from photon_jax.client.prompts import as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.errors import ConfigError, RequestError, naming_prompt
-from photon_jax.prompts import as_list, encode_each, encode_prompt, params_for_each
 
 
 def encode(prompt):

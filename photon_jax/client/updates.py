@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from photon_jax.client.submission import Sample, SamplePart, Submission, as_token_logprobs
 from photon_jax.outputs import PromptLogprobs, TokenLogprobs
-from photon_jax.submission import Sample, SamplePart, Submission, as_token_logprobs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

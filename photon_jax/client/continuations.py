@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from photon_jax.client.prompts import PromptLike, as_list, encode_each, encode_prompt, is_id
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
-from photon_jax.prompts import PromptLike, as_list, encode_each, encode_prompt, is_id
-from photon_jax.submission import Prompt
 from photon_jax.text.tokenizer import Tokenizer
 
 Continuations = PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]]

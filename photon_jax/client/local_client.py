@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from photon_jax.client.submission import Prompt, Sample, SamplePart, Submission
 from photon_jax.controls import bad_word_ids, check_a_token_is_left
 from photon_jax.engine.controls import check_processor
 from photon_jax.engine.engine import Engine
@@ -18,7 +19,6 @@ from photon_jax.histogram import SECONDS, Histogram
 from photon_jax.models.params import Params
 from photon_jax.outputs import FinishReason, RequestOutput, TokenDelta
 from photon_jax.request import MAX_STOP_IDS, Request, SamplingParams
-from photon_jax.submission import Prompt, Sample, SamplePart, Submission
 from photon_jax.text.stream import TextStream
 from photon_jax.text.tokenizer import Tokenizer
 

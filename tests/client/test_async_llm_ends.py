@@ -11,8 +11,8 @@ import pytest
 from helpers.async_play import AsyncPlay, ask, in_thread, read, run, until
 from helpers.fake_engine import LONG, MATE, expected, result
 
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import CapacityError, EngineDeadError
-from photon_jax.submission import Prompt
 
 MANY = 900  # tokens: more than come before a request is left
 

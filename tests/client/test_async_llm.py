@@ -10,9 +10,9 @@ from helpers.byte_tokenizer import ByteTokenizer
 from helpers.fake_engine import LONG, MATE, expected, result
 from helpers.fake_runner import VOCAB_SIZE, expected_logprobs, expected_scores, make_request
 
+from photon_jax.client.submission import Prompt
 from photon_jax.errors import CapacityError, ConfigError, RequestError
 from photon_jax.request import Request, SamplingParams
-from photon_jax.submission import Prompt
 
 # results
 
