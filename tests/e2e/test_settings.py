@@ -1,6 +1,11 @@
 """Settings of the process and of the machine: JAX's own flags, memory, the model's limits."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -39,6 +44,20 @@ def test_tokens_do_not_depend_on_the_settings_of_the_process(setting):
         return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
 
     assert tokens(setting()) == tokens(contextlib.nullcontext())
+
+
+def describe_bits():
+    params = photon_jax.SamplingParams(max_tokens=6, seed=3, top_p=0.9, logprobs=2)
+    outputs = photon_jax.generate(tiny_params(), tiny_config(), PROMPTS, params, progress=False)
+    answers = [output.outputs[0] for output in outputs]
+    return [[list(each.token_ids), each.logprobs.top_logprobs.tobytes().hex()] for each in answers]
+
+
+def test_a_new_process_computes_the_same_bits():
+    command = "import json; from e2e.test_settings import describe_bits; print(json.dumps(describe_bits()))"
+    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    finished = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
+    assert json.loads(finished.stdout) == describe_bits(), finished.stderr
 
 
 def test_free_memory_is_that_of_the_machine():

@@ -13,6 +13,8 @@ import pytest
 from helpers.tiny_checkpoint import BEGIN, ENGINE_FIELDS, checkpoint_config, small_tokenizer, write_checkpoint
 
 from photon_jax import LLM, CheckpointError, ConfigError, EngineConfig, SamplingParams
+from photon_jax.checkpoint.load import load_checkpoint
+from photon_jax.checkpoint.orbax_io import save_checkpoint
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.models.params import random_params
 from photon_jax.text.tokenizer import Tokenizer
@@ -214,8 +216,10 @@ def test_the_prefix_cache_holds_nothing_of_the_old_weights(served, weights, expe
     assert served.generate(PROMPTS[5:], PARAMS[5:], progress=False)[0].num_cached_tokens > 0
 
 
-def placements(params):
+def placements(params, folder):
     """The same weights as users may hold them."""
+    save_checkpoint(folder, params, CONFIG)
+    yield "restored by Orbax", load_checkpoint(folder, dtype="float32").params
     device = jax.devices()[0]
     mesh = jax.sharding.Mesh([device], ("x",))
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -232,13 +236,22 @@ def weakly_typed(leaf):
     return weak
 
 
-def test_weights_may_be_held_in_any_way_and_nothing_compiles(served, weights):
-    for name, params in placements(weights[1]):
+def every_option(params):
+    """The same requests with all options that change the step."""
+    options = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "min_tokens": 2, "logprobs": 3, "repetition_penalty": 1.1}
+    controls = {"logit_bias": {7: 1.0}, "prompt_logprobs": 2}
+    return [dataclasses.replace(each, **options, **controls) for each in params]
+
+
+def test_weights_may_be_held_in_any_way_and_nothing_compiles(served, weights, tmp_path):
+    served.generate(PROMPTS, every_option(PARAMS), progress=False)
+    for name, params in placements(weights[1], tmp_path / "saved"):
         with make(params) as fresh:
             expected = [bits(output) for output in fresh.generate(PROMPTS, PARAMS, progress=False)]
         with CompileCounter() as counter:
             served.update_params(params)
             outputs = served.generate(PROMPTS, PARAMS, progress=False)
+            served.generate(PROMPTS, every_option(PARAMS), progress=False)
         assert counter.num_compiles == 0, name
         assert [bits(output) for output in outputs] == expected, name
 

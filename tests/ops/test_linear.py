@@ -79,7 +79,9 @@ def as_dense(layer):
     return as_float64(dequantize(layer.q, layer.scale, group_size=layer.group_size))
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "group_size"), [(20, 48, 32), (64, 64, 64), (200, 192, 128)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group_size"), [(20, 48, 32), (64, 64, 64), (40, 129, 128), (200, 192, 128)]
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_int8_linear_is_the_product_with_the_dequantized_weights(outputs, inputs, group_size, dtype):
     x, bias = random_arrays((5, inputs), (outputs,), dtype=dtype)
