@@ -38,6 +38,11 @@ class LogitsProcessor:
     fn: ProcessorFn
     init_state: object = ()
 
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return str(getattr(self.fn, "__name__", repr(self.fn)))
+
 
 class TokenMatcher(Protocol):
     """Follows one sequence and says which tokens may come next.
@@ -207,8 +212,8 @@ def bad_word_ids(bad_words: Sequence[BadWord], tokenizer: Encoder | None) -> tup
             ids = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
                 raise RequestError(
-                    f"the bad word {word!r} is {len(ids)} tokens long, between 1 and {MAX_BAD_WORD_TOKENS} are allowed;"
-                    " give a part of it"
+                    f"bad_words: the bad word {word!r} is {len(ids)} tokens long, between 1 and {MAX_BAD_WORD_TOKENS} "
+                    "are allowed; give a part of it"
                 )
             found[ids] = None
     return tuple(found)

@@ -6,7 +6,7 @@ from pathlib import Path
 from photon_jax.checkpoint.generation_config import FILE_NAME as GENERATION_CONFIG_NAME
 from photon_jax.checkpoint.load import LoadedCheckpoint, load_checkpoint, open_checkpoint
 from photon_jax.checkpoint.orbax_io import check_target, save_checkpoint
-from photon_jax.errors import CheckpointError
+from photon_jax.errors import CheckpointError, ConfigError
 from photon_jax.models.config import ModelConfig
 from photon_jax.progress import loading_bar
 from photon_jax.text.gguf_tokenizer import read_gguf_fields
@@ -39,7 +39,11 @@ def convert(
 
     Raises:
       CheckpointError: the checkpoint can't be used, or the folder exists and may not be replaced.
+      ConfigError: the model or the folder is neither a string nor a Path.
     """
+    for name, value in (("model", model), ("folder", folder)):
+        if not isinstance(value, str | Path):
+            raise ConfigError(f"{name} must be a string or a Path, got {value!r:.100}")
     target = Path(folder).expanduser()
     check_target(target, overwrite=overwrite)  # before the long part
     opened = open_checkpoint(model, dtype="float32")

@@ -12,9 +12,10 @@ from photon_jax.client.submission import Prompt
 from photon_jax.config import CacheConfig, EngineConfig, SchedulerConfig
 from photon_jax.engine.memory import affordable_blocks
 from photon_jax.engine.start import start_engine
-from photon_jax.errors import RequestError
+from photon_jax.errors import ConfigError, RequestError
+from photon_jax.models.check_params import check_params
 from photon_jax.models.config import ModelConfig
-from photon_jax.models.params import Params
+from photon_jax.models.params import Params, abstract_params
 from photon_jax.outputs import RequestOutput
 from photon_jax.progress import request_bar
 from photon_jax.request import SamplingParams
@@ -49,11 +50,15 @@ def generate(
 
     Raises:
       RequestError: a prompt or its params can't be served; nothing has run then.
-      ConfigError: the cache that the batch needs doesn't fit the memory.
+      CheckpointError: the params don't fit the config.
+      ConfigError: the config is none, or the cache that the batch needs doesn't fit the memory.
     """
     listed = encode_each(as_list(prompts), lambda prompt: encode_prompt(prompt, tokenizer))
     seed_words = _key_words(key)
     each = params_for_each(sampling_params, len(listed))
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(f"config must be the ModelConfig of the params, got {config!r:.100}")
+    check_params(params, abstract_params(config))
     if not listed:
         return []
     started = start_engine(params, config, _config_for(config, listed, each))

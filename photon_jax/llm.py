@@ -12,6 +12,7 @@ import jax
 
 from photon_jax.checkpoint.load import LoadedCheckpoint
 from photon_jax.client.continuations import Continuations, encode_continuations
+from photon_jax.client.interrupts import HeldInterrupts
 from photon_jax.client.local_client import LocalClient
 from photon_jax.client.prompts import PromptLike, as_list, encode_each, encode_prompt, params_for_each
 from photon_jax.client.submission import Prompt, Submission
@@ -282,9 +283,11 @@ class LLM:
         """
         started = self._engine()
         check_params(params, self.params)
-        version = self._client.update_params(params)
-        self.params, self._owns_params = started.runner.params, False
-        return version
+        try:
+            return self._client.update_params(params)
+        finally:  # an interrupt may come right after the update
+            if started.runner.params is not self.params:
+                self.params, self._owns_params = started.runner.params, False
 
     def memory_report(self) -> str:
         """Returns where the device memory goes, in one line."""
@@ -352,15 +355,20 @@ class LLM:
         on_finished: Callable[[int, Submission], None] | None = None,
     ) -> list[Submission]:
         self._engine()
-        submissions = self._client.submit_all(prompts, params, score=score, owners=owners)
-        with request_bar(submissions, progress) as show, when_finished(submissions, on_finished, show) as on_step:
-            self._client.run(submissions, on_step)
+        submissions: list[Submission] = []
+        try:
+            self._client.submit_all(prompts, params, score=score, owners=owners, into=submissions)
+            with request_bar(submissions, progress) as show, when_finished(submissions, on_finished, show) as on_step:
+                self._client.run(submissions, on_step)
+        finally:
+            self._client.abort_all(submissions)
         return submissions
 
     def _stream(self, prompt: Prompt, params: SamplingParams | None) -> Generator[RequestOutput, None, None]:
         self._engine()
-        (submission,) = self._client.submit_all([prompt], params_for_each(params, 1), score=False)
-        return self._client.iterate(submission)
+        with HeldInterrupts():  # until there is an iterator, which aborts it when it is dropped
+            (submission,) = self._client.submit_all([prompt], params_for_each(params, 1), score=False)
+            return self._client.iterate(submission)
 
     def _encode(self, prompt: PromptLike) -> Prompt:
         return encode_prompt(prompt, self.tokenizer)

@@ -23,6 +23,8 @@ MAX_STOP_IDS = 32
 MAX_STOP_STRINGS = 64
 MAX_SAMPLES = 256
 MAX_LOGPROBS = 20
+MIN_TEMPERATURE = 2.0**-126  # the least normal number of float32; a device may take smaller ones for 0
+MIN_REPETITION_PENALTY = 1e-6  # a logit divided by much less is beyond float32
 CODE_FIELDS = frozenset({"logits_processor"})  # of SamplingParams: no flag and no file can give them
 
 LogprobsKind = Literal["raw", "tempered", "sampling"]
@@ -58,7 +60,7 @@ class SamplingParams:
       top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all. Default 0.
       min_p: keep tokens at least this likely relative to the likeliest, in [0, 1]. Default 0.
       repetition_penalty: of tokens that the prompt or the output holds, positive logits are divided by it and negative
-        ones multiplied (Keskar et al., 2019: "CTRL"), in (0, 1e6]; above 1 discourages them. Default 1.
+        ones multiplied (Keskar et al., 2019: "CTRL"), in [1e-6, 1e6]; above 1 discourages them. Default 1.
       presence_penalty: taken from the logit of each token that the output holds, in [-2, 2]. Default 0.
       frequency_penalty: taken from a token's logit once for each time that the output holds it, in [-2, 2]. Default 0.
       logit_bias: token id -> number in [-100, 100] added to its logit, 300 at most.
@@ -134,6 +136,10 @@ class SamplingParams:
                 f"logprobs_kind must be one of {', '.join(get_args(LogprobsKind))}, got {self.logprobs_kind!r}"
             )
         self._check_float("temperature", 0.0, 1e6)
+        if self.temperature is not None and 0.0 < self.temperature < MIN_TEMPERATURE:
+            raise RequestError(
+                f"temperature must be 0, which is greedy, or at least {MIN_TEMPERATURE:.2g}, got {self.temperature!r}"
+            )
         self._check_float("top_p", 0.0, 1.0)
         self._check_float("min_p", 0.0, 1.0)
         if self.top_p == 0.0:
@@ -152,6 +158,7 @@ class SamplingParams:
         self._check_float("repetition_penalty", 0.0, 1e6)
         if self.repetition_penalty == 0.0:
             raise RequestError("repetition_penalty must be above 0, got 0; 1 leaves repetitions alone")
+        self._check_float("repetition_penalty", MIN_REPETITION_PENALTY, 1e6)
         object.__setattr__(self, "logit_bias", as_logit_bias(self.logit_bias))
         object.__setattr__(self, "allowed_token_ids", as_allowed_token_ids(self.allowed_token_ids))
         object.__setattr__(self, "bad_words", as_bad_words(self.bad_words))

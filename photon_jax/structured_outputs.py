@@ -40,7 +40,7 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
             raise RequestError(f"json_object must be True or False, got {self.json_object!r:.100}")
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        given = [name for name in KINDS if _is_given(getattr(self, name))]
         if len(given) != 1:
             raise RequestError(
                 f"structured_outputs takes exactly one of {', '.join(KINDS)}, got {' and '.join(given) or 'none'}"
@@ -62,7 +62,11 @@ class StructuredOutputs:
     @property
     def kind(self) -> str:
         """The field that is given."""
-        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+        return next(name for name in KINDS if _is_given(getattr(self, name)))
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False
 
 
 def as_structured_outputs(value: object) -> StructuredOutputs | None:

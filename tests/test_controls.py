@@ -26,6 +26,8 @@ class Unhashable:
     ("field", "value", "match"),
     [
         ("repetition_penalty", 0.0, "repetition_penalty must be above 0"),
+        ("repetition_penalty", 1e-40, r"repetition_penalty must be a finite number in \[1e-06, "),
+        ("temperature", 1e-40, "temperature must be 0, which is greedy, or at least 1.2e-38, got 1e-40"),
         ("repetition_penalty", -1.0, "repetition_penalty must be a finite number"),
         ("repetition_penalty", math.nan, "repetition_penalty must be a finite number"),
         ("repetition_penalty", "1", "repetition_penalty must be a finite number"),

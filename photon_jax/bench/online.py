@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -46,7 +47,11 @@ def engine_sender(engine: AsyncLLM) -> Send:
 
 
 async def run_online(send: Send, workload: Workload, rate: float, *, seed: int = 0) -> list[Timeline]:
-    """Sends each request at its time and waits for all; gaps between requests are exponential with mean 1 / rate."""
+    """Sends each request at its time and waits for all; gaps between requests are exponential with mean 1 / rate.
+
+    Args:
+      rate: infinite for all at once.
+    """
     gaps = np.random.default_rng(seed).exponential(1.0 / rate, len(workload.prompts))
     begin = time.perf_counter()
 
@@ -79,7 +84,7 @@ def describe_online(timelines: Sequence[Timeline], rate: float) -> dict[str, obj
     total_s = timelines_s(timelines)
     num_tokens = sum(count for each in timelines for _, count in each.deliveries)
     return {
-        "rate": rate,
+        "rate": None if math.isinf(rate) else rate,
         "num_served": len(timelines),
         "total_s": round(total_s, 4),
         "requests_per_s": round(len(timelines) / total_s, 3),
@@ -109,7 +114,7 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
       model: the name that the server knows it by.
 
     Raises:
-      ConfigError: httpx is not installed.
+      ConfigError: httpx is not installed; later, where requests are sent, nothing answers there, or not as it should.
     """
     try:
         import httpx
@@ -126,13 +131,18 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
             "ignore_eos": True,
             "stream": True,
         }
-        async with client.stream("POST", f"{url.rstrip('/')}/chat/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                text = (await response.aread()).decode("utf-8", "replace")
-                raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
-            async for line in response.aiter_lines():
-                if line.startswith("data: {") and _has_text(json.loads(line.removeprefix("data: "))):
-                    yield 1
+        try:
+            async with client.stream("POST", f"{url.rstrip('/')}/chat/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    text = (await response.aread()).decode("utf-8", "replace")
+                    raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {") and _has_text(json.loads(line.removeprefix("data: "))):
+                        yield 1
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"--url={url} can't be measured: {str(error) or type(error).__name__}") from error
 
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
         yield send

@@ -54,7 +54,7 @@ def plot(records: Sequence[dict[str, Any]], path: str) -> None:
         raise ConfigError("--plot needs matplotlib; pip install 'photon_jax[bench]'") from error
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    if all("rate" in record for record in records):
+    if all(record.get("rate") for record in records):
         rates = [record["rate"] for record in records]
         for name, label in (("ttft_s_quantiles", "first token"), ("itl_s_quantiles", "between tokens")):
             for key in ("p50", "p99"):

@@ -14,6 +14,22 @@ LLAMA3_ROPE = RopeConfig(
     high_freq_factor=4.0,
     original_max_position_embeddings=8192,
 )
+QWEN3: dict[str, object] = {
+    "architecture": "Qwen3ForCausalLM",
+    "vocab_size": 151936,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope": RopeConfig(theta=1000000.0),
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+    "has_qk_norm": True,
+}
+LLAMA: dict[str, object] = {
+    "architecture": "LlamaForCausalLM",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 SHAPES: dict[str, dict[str, object]] = {
     "llama-3.2-1b": {
         "vocab_size": 128256,
@@ -26,6 +42,9 @@ SHAPES: dict[str, dict[str, object]] = {
         "rope": LLAMA3_ROPE,
         "max_position_embeddings": 131072,
     },
+    "qwen3-0.6b": QWEN3
+    | {"hidden_size": 1024, "mlp_size": 3072, "num_layers": 28, "num_heads": 16, "tie_word_embeddings": True},
+    "qwen3-8b": QWEN3 | {"hidden_size": 4096, "mlp_size": 12288, "num_layers": 36, "num_heads": 32},
     "smollm2-135m": {
         "vocab_size": 49152,
         "hidden_size": 576,
@@ -61,14 +80,7 @@ def shape_config(name: str, dtype: str, quantization: QuantizationConfig | None 
         raise ConfigError(f"shape must be one of {', '.join(sorted(SHAPES))}, got {name!r}")
     if dtype == "auto":
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return ModelConfig(
-        architecture="LlamaForCausalLM",
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        dtype=dtype,
-        quantization=quantization,
-        **SHAPES[name],  # type: ignore[arg-type]
-    )
+    return ModelConfig(dtype=dtype, quantization=quantization, **(LLAMA | SHAPES[name]))  # type: ignore[arg-type]
 
 
 def draw_weights(config: ModelConfig) -> Params:

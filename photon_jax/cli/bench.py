@@ -8,7 +8,8 @@
 The first form prints one line of JSON for each batch size: what ran, where, and the median of --repeats runs after one
 warm-up run; its prefill time is that of the same prompts with one output token each. The second serves a mix of
 requests that all come at once, and also says where the time went; the third serves it as it comes at given rates, and
-says how long requests and tokens took; the last one asks a server. --shape takes random weights of a model's shape.
+says how long requests and tokens took; the last one asks a server, without --rates for all of it at once. --shape takes
+random weights of a model's shape.
 
 Prompts are random token ids, greedy, and no end-of-sequence id stops them; each run has new prompts, so that a prefix
 cache can't answer for them.
@@ -164,16 +165,15 @@ async def _serve(llm: "photon_jax.LLM", workload: Workload, rate: float) -> list
 
 
 def bench_server(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
-    """Yields a record for each rate at which a mix comes to an OpenAI-compatible server.
+    """Yields a record for each rate at which a mix comes to an OpenAI-compatible server, or one of it at once.
 
     Raises:
-      ConfigError: there is no rate, or no mix.
+      ConfigError: there is no mix, or nothing answers at the address.
     """
-    rates = rates_from_flags(flag_values)
-    if not rates or not flag_values.num_requests:
-        raise ConfigError("--url needs --num_requests and --rates, such as --num_requests=100 --rates=1,2")
+    if not flag_values.num_requests:
+        raise ConfigError("--url needs --num_requests, such as --num_requests=100, and takes --rates, such as 1,2")
     spec = spec_from_flags(flag_values)
-    for rate in rates:
+    for rate in rates_from_flags(flag_values) or [math.inf]:
         workload = make_workload(spec, vocab_size=1 << 16, seed=0)
         timelines = asyncio.run(_ask(flag_values, workload, rate))
         described = {"url": flag_values.url, "model": flag_values.model} | dataclasses.asdict(spec)

@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from photon_jax.client.garbage import old_objects_left_alone
+from photon_jax.client.interrupts import HeldInterrupts
+from photon_jax.client.late_programs import LatePrograms
 from photon_jax.client.stats import EngineStats, read_stats
 from photon_jax.client.submission import Prompt, Submission
 from photon_jax.client.updates import StreamUpdate, UpdateReader
@@ -16,6 +19,7 @@ from photon_jax.errors import CapacityError, ConfigError, EngineDeadError, Reque
 from photon_jax.llm import LLM
 from photon_jax.outputs import RequestOutput, ScoreOutput
 from photon_jax.request import SamplingParams
+from photon_jax.step_io import StepLayout
 
 DRAIN_POLL_S = 0.02
 _SCORE_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
@@ -29,7 +33,6 @@ class _Live:
       is_told: whether the event loop was told, or soon will be, that there is news since it last looked.
       is_streamed: whether each step is news, or the end alone.
       is_left: whether nobody wants the result any longer.
-      error: what became of it instead of a result.
     """
 
     def __init__(self, submission: Submission, is_streamed: bool) -> None:
@@ -39,7 +42,6 @@ class _Live:
         self.news = asyncio.Event()
         self.is_told = False
         self.is_left = False
-        self.error: BaseException | None = None
 
     def look(self) -> None:
         """Has the event loop told again when there is news after now; to be called before looking."""
@@ -77,8 +79,7 @@ class RequestStream:
             while not self._is_closed and not self._reader.is_done:
                 self._live.look()
                 update = self._reader.take()
-                if self._live.error is not None:  # looked at last: the abort that comes with it isn't the reason
-                    raise self._live.error
+                self._live.submission.raise_error()  # looked at last: the abort that comes with it isn't the reason
                 if update is not None:
                     return update
                 await self._live.news.wait()
@@ -148,14 +149,16 @@ class AsyncLLM:
         self.on_finish = on_finish
         most = limits.config.max_waiting
         self._max_live = most if max_queue is None else min(limits.config.max_num_seqs + max_queue, most)
-        # One lock for the four below; nobody holds it for longer than a few lines. A stream that is dropped takes it
+        # One lock for the five below; nobody holds it for longer than a few lines. A stream that is dropped takes it
         # wherever Python collects garbage, also inside of such lines: it can be taken again by who has it.
         self._condition = threading.Condition(threading.RLock())
         self._inbox: list[_Live] = []  # to be put in the engine's queue, or, once left, to be aborted
+        self._compiling: set[_Live] = set()  # to come into the inbox when the programs that they need are there
         self._live: dict[str, _Live] = {}  # by request id
         self._is_draining = False
         self._is_closed = False
         self._touched: collections.deque[_Live] = collections.deque()  # by a step, maybe one of another thread
+        self._programs = LatePrograms(self._client.engine)
         self._thread = threading.Thread(target=self._serve, name="photon-engine", daemon=True)
         self._thread.start()
 
@@ -165,7 +168,9 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def stream(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None) -> RequestStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> RequestStream:
         """Submits a request at once; returns its updates as they come.
 
         Args:
@@ -176,9 +181,12 @@ class AsyncLLM:
           CapacityError: the queue is full, or the engine drains.
           EngineDeadError: the engine failed or is closed.
         """
-        return RequestStream(self, self._submit(prompt, params, request_id, score=False, is_streamed=True))
+        with HeldInterrupts():  # until there is a stream, which aborts the request when it is dropped
+            return RequestStream(self, self._submit(prompt, params, request_id, score=False, is_streamed=True))
 
-    async def generate(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None) -> RequestOutput:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> RequestOutput:
         """Returns the finished output; cancelling the wait aborts the request. Raises as `stream` and its updates."""
         live = self._submit(prompt, params, request_id, score=False, is_streamed=False)
         await self._finished(live)
@@ -196,7 +204,8 @@ class AsyncLLM:
         """Returns what the engine does at the moment; it waits for nothing."""
         with self._condition:
             is_ready = not (self._is_draining or self._is_closed) and self.error is None
-            num_coming = sum(len(live.submission.samples) for live in self._inbox if not live.is_left)
+            coming = [live for live in (*self._inbox, *self._compiling) if not live.is_left]
+            num_coming = sum(len(live.submission.samples) for live in coming)
         return read_stats(self._client, is_ready=is_ready, num_coming=num_coming)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -223,19 +232,37 @@ class AsyncLLM:
             self._condition.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self._programs.close()
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None, *, score: bool, is_streamed: bool
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, *, score: bool, is_streamed: bool
     ) -> _Live:
+        params = SamplingParams() if params is None else params
         submission = self._client.prepare(prompt, params, score=score, request_id=request_id)
         live = _Live(submission, is_streamed)
         submission.on_change = functools.partial(self._touched.append, live)
-        with self._condition:
+        with HeldInterrupts(), self._condition:
             self._check_takes(submission)
             self._live[submission.request_id] = live
-            self._inbox.append(live)
-            self._condition.notify()
+            if self._queue(live):
+                self._programs.compile_until(functools.partial(self._queue, live))
         return live
+
+    def _queue(self, live: _Live, *, is_sure: bool = False) -> list[StepLayout]:
+        """Puts a new request into the inbox; see `late_programs.Queue`."""
+        with self._condition:
+            if live.is_left or self._is_closed or (is_sure and live not in self._compiling):
+                self._compiling.discard(live)
+                return []
+            self._compiling.discard(live)
+            queued = [each.submission for each in self._live.values() if each not in self._compiling]
+            missing = [] if is_sure else self._programs.missing(queued)
+            if missing:
+                self._compiling.add(live)
+            else:
+                self._inbox.append(live)
+                self._condition.notify()
+            return missing
 
     def _check_takes(self, submission: Submission) -> None:
         """Raises unless a new submission is taken."""
@@ -269,8 +296,7 @@ class AsyncLLM:
         try:
             while True:
                 live.look()
-                if live.error is not None:
-                    raise live.error
+                live.submission.raise_error()
                 if live.submission.is_finished:
                     return
                 await live.news.wait()
@@ -279,7 +305,7 @@ class AsyncLLM:
 
     def _leave(self, live: _Live) -> None:
         """Has a request aborted unless it has ended."""
-        with self._condition:
+        with HeldInterrupts(), self._condition:
             if self._live.get(live.submission.request_id) is live and not live.is_left:
                 live.is_left = True
                 self._inbox.append(live)
@@ -287,6 +313,7 @@ class AsyncLLM:
 
     # in the engine's thread from here on
 
+    @old_objects_left_alone()
     def _serve(self) -> None:
         try:
             while self._take_inbox():
@@ -312,7 +339,7 @@ class AsyncLLM:
             try:
                 self._client.enqueue(live.submission)
             except (RequestError, CapacityError) as error:  # a caller beside this one has taken the id or the place
-                live.error = error
+                live.submission.error = error
                 self._touched.append(live)
         return True
 
@@ -321,12 +348,12 @@ class AsyncLLM:
         told: dict[asyncio.AbstractEventLoop, tuple[list[_Live], list[_Live]]] = {}
         while self._touched:
             live = self._touched.popleft()
-            is_over = live.error is not None or live.submission.is_finished
+            is_over = live.submission.error is not None or live.submission.is_finished
             news, ended = told.setdefault(live.loop, ([], []))
             if (live.is_streamed or is_over) and not live.is_told:
                 live.is_told = True
                 news.append(live)
-            if is_over and self._forget(live) and live.error is None:
+            if is_over and self._forget(live) and live.submission.error is None:
                 ended.append(live)
         for loop, (news, ended) in told.items():
             if news or ended:
@@ -364,7 +391,7 @@ class AsyncLLM:
             self._live.clear()
             self._inbox.clear()
         for live in lives:
-            live.error = self._death()
+            live.submission.error = self._death()
         with contextlib.suppress(Exception):  # the books may be what failed
             self._client.abort_all([live.submission for live in lives])
         for live in lives:

@@ -1,8 +1,9 @@
 """Continuations to score as callers write them, made into one shape: for each prompt a list of prompts to score."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from photon_jax.client.prompts import PromptLike, as_list, encode_each, encode_prompt, is_id
+from photon_jax.client.prompts import NO_PROMPTS, PromptLike, as_list, encode_each, encode_prompt, is_id
 from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
 from photon_jax.text.tokenizer import Tokenizer
@@ -20,8 +21,12 @@ def encode_continuations(
     Raises:
       RequestError: there is not one entry for each prompt, or one can't be scored; the message says which.
     """
+    prompts = list(prompts) if isinstance(prompts, Iterator) else prompts
     listed = as_list(prompts)
-    entries = [continuations] if len(listed) == 1 and _is_one(prompts) else list(continuations)
+    is_single = len(listed) == 1 and _is_one(prompts)
+    if isinstance(continuations, str) and not is_single:
+        raise RequestError(f"continuations are one text for a list of prompts, got {continuations!r:.100}; give a list")
+    entries = encode_each([continuations] if is_single else _listed(continuations), _listed)
     if len(entries) != len(listed):
         raise RequestError(
             f"{len(entries)} continuations for {len(listed)} prompts; give each prompt one, or a list of its own"
@@ -30,9 +35,23 @@ def encode_continuations(
     if len(kinds) > 1:
         raise RequestError("some prompts have one continuation and some a list of several; give each of them a list")
     has_several = kinds == {False}
-    groups = [list(entry) if has_several else [entry] for entry in entries]  # type: ignore[arg-type]
+    groups = [entry if has_several else [entry] for entry in entries]
     pairs = list(zip(listed, groups, strict=True))
-    return encode_each(pairs, lambda pair: _join_all(*pair, tokenizer)), has_several  # type: ignore[arg-type]
+    return encode_each(pairs, lambda pair: _join_all(*pair, tokenizer)), has_several
+
+
+def _listed(value: object) -> Any:
+    """Returns a text as it is, and what has an order as a list."""
+    if isinstance(value, str):
+        return value
+    try:
+        if isinstance(value, NO_PROMPTS):
+            raise TypeError("what has no order, or bytes")
+        return list(value)  # type: ignore[call-overload]
+    except TypeError as error:
+        raise RequestError(
+            f"continuations are for each prompt a text, token ids or a list of either, got {value!r:.100}"
+        ) from error
 
 
 def _is_one(value: object) -> bool:

@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from photon_jax.client.submission import Prompt, Sample, SamplePart, Submission
+from photon_jax.client.garbage import old_objects_left_alone
+from photon_jax.client.interrupts import HeldInterrupts
+from photon_jax.client.submission import Prompt, Sample, Submission
 from photon_jax.controls import bad_word_ids, check_a_token_is_left
 from photon_jax.engine.controls import check_processor
 from photon_jax.engine.engine import Engine
+from photon_jax.engine.faults import StepFault
 from photon_jax.errors import RequestError, naming_prompt
 from photon_jax.histogram import SECONDS, Histogram
 from photon_jax.models.params import Params
-from photon_jax.outputs import FinishReason, RequestOutput, TokenDelta
+from photon_jax.outputs import RequestOutput, TokenDelta
 from photon_jax.request import MAX_STOP_IDS, Request, SamplingParams
 from photon_jax.text.stream import TextStream
 from photon_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from photon_jax.text.grammar import Grammar, Grammars
-
-_ABORTED = SamplePart((), "", np.zeros((0, 3), np.float32), None, None, FinishReason.ABORT.value)
 
 
 class LocalClient:
@@ -86,32 +87,33 @@ class LocalClient:
         *,
         score: bool,
         owners: Sequence[int] | None = None,
+        into: list[Submission] | None = None,
     ) -> list[Submission]:
         """Puts all prompts in the engine's queue, or none.
 
         Args:
           owners: which of the caller's prompts each comes from, where it is not the one at its own place.
+          into: an empty list that gets the submissions, for a caller who aborts them even when an interrupt comes
+            between this and the next line.
 
         Raises:
           RequestError: one can never be served; the message says which.
           CapacityError: the queue is full.
         """
-        submissions: list[Submission] = []
+        submissions: list[Submission] = [] if into is None else into
         try:
             owners = range(len(prompts)) if owners is None else owners
             num_owners = len(set(owners))
             for owner, prompt, each in zip(owners, prompts, params, strict=True):
                 with naming_prompt(owner, num_owners):
-                    submissions.append(self._submit(prompt, each, score))
+                    submission = self.prepare(prompt, each, score=score)
+                    with HeldInterrupts():
+                        self.enqueue(submission)
+                        submissions.append(submission)
         except BaseException:
             self.abort_all(submissions)
             raise
         return submissions
-
-    def _submit(self, prompt: Prompt, params: SamplingParams, score: bool) -> Submission:
-        submission = self.prepare(prompt, params, score=score)
-        self.enqueue(submission)
-        return submission
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams, *, score: bool, request_id: str | None = None
@@ -124,6 +126,10 @@ class LocalClient:
         Raises:
           RequestError: it can never be served.
         """
+        if not isinstance(prompt, Prompt) or not isinstance(prompt.token_ids, tuple):
+            raise RequestError(f"a prompt here is a Prompt of a tuple of token ids, got {prompt!r:.100}")
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, got {params!r:.100}")
         self._check_ids("prompt_token_ids", prompt.token_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if prompt.score_start is not None and prompt.score_start not in range(1, len(prompt.token_ids) + 1):
@@ -160,6 +166,8 @@ class LocalClient:
                 raise
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        if {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < self._vocab_size:
+            return  # what is found a hundred times faster than which of long prompts' ids is wrong
         wrong = next((i for i in ids if not (isinstance(i, int | np.integer) and 0 <= i < self._vocab_size)), None)
         if wrong is not None:
             raise RequestError(f"{name} holds {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
@@ -170,7 +178,8 @@ class LocalClient:
         stop_ids = dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)))
         if len(stop_ids) > MAX_STOP_IDS:
             raise RequestError(
-                f"{len(stop_ids)} stop ids, the model's own included; at most {MAX_STOP_IDS} can be watched, give fewer"
+                f"stop_token_ids: {len(stop_ids)} stop ids, the model's own included; at most {MAX_STOP_IDS} can be "
+                "watched, give fewer"
             )
         if params.seed is None:
             words = np.random.SeedSequence([*self._seed_words, index]).generate_state(2)
@@ -179,7 +188,9 @@ class LocalClient:
             words = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
         bad_words = () if score else self._check_controls(params, tuple(stop_ids))
         grammar = None if score else self._grammar_of(params, tuple(stop_ids), bad_words)
-        unscored = dataclasses.replace(params, prompt_logprobs=None)  # one sample scores the prompt for all
+        unscored = params  # one sample scores the prompt for all
+        if params.prompt_logprobs is not None:
+            unscored = dataclasses.replace(params, prompt_logprobs=None)
         return [
             Request(
                 request_id=f"{request_id}-{sample_index}",
@@ -221,13 +232,15 @@ class LocalClient:
             params.structured_outputs, stop_ids=stop_ids, min_tokens=params.min_tokens, banned_ids=banned
         )
 
+    @old_objects_left_alone()
     def run(self, submissions: Sequence[Submission], on_step: Callable[[], None] | None = None) -> None:
         """Steps the engine until all submissions are finished; on any error or interrupt they are aborted."""
         left = collections.deque(submissions)
         try:
             while left:
                 if left[0].is_finished:
-                    left.popleft()
+                    with naming_prompt(len(submissions) - len(left), len(submissions)):
+                        left.popleft().raise_error()
                     continue
                 self.step()
                 if on_step is not None:
@@ -250,6 +263,7 @@ class LocalClient:
                 # others that take turns step the engine too: tokens, and the end, may be there already
                 while submission.num_output_tokens == num_seen and not submission.is_finished:
                     self.step()
+                submission.raise_error()
                 num_seen, is_last = submission.num_output_tokens, submission.is_finished
                 yield submission.output()
         finally:
@@ -258,11 +272,12 @@ class LocalClient:
     def abort_all(self, submissions: Sequence[Submission]) -> None:
         """Ends what is unfinished of the submissions; their blocks are free at once."""
         now = time.perf_counter()
-        with self._lock:
+        with HeldInterrupts(), self._lock:
             for submission, sample in ((each, sample) for each in submissions for sample in each.samples):
-                if sample.finish_reason is None:
+                if sample.end is None:
                     self._take_out(sample)
-                    self._append(submission, sample, _ABORTED, now)
+                    sample.abort(now)
+                    submission.note_change()
 
     def _take_out(self, sample: Sample) -> None:
         """Ends a sample in the engine; does nothing for one that is not there, though another of its id may be."""
@@ -287,7 +302,7 @@ class LocalClient:
             try:
                 scheduler.admits_new = False
                 while True:
-                    with self._turn, self._lock:
+                    with HeldInterrupts(), self._turn, self._lock:
                         if not scheduler.has_begun:
                             self.engine.set_params(params)
                             return self.engine.weights_version
@@ -297,15 +312,20 @@ class LocalClient:
 
     def step(self) -> None:
         """Runs one step of the engine and hands out what it made."""
-        with self._turn:
-            pass
-        with self._lock:
-            self._step()
+        with HeldInterrupts():
+            with self._turn:
+                pass
+            with self._lock:
+                self._step()
 
     def _step(self) -> None:
-        deltas = self.engine.step()
+        try:
+            deltas = self.engine.step()
+        except StepFault as fault:
+            self._give_up(fault)
+            return
         now = time.perf_counter()
-        for item in self.engine.last_plan.scheduled:
+        for item in self.engine.last_plan.prompt_rows:
             live = self._live.get(item.seq.request_id)
             if live is not None:
                 submission, sample = live
@@ -314,49 +334,44 @@ class LocalClient:
                     self.num_prompt_tokens += len(submission.prompt.token_ids)
                 sample.num_preemptions = item.seq.num_preemptions
                 submission.note_progress(item.start + item.num_new_tokens)
+        gaps: dict[float, int] = {}  # tokens by the seconds that each took
         for delta in deltas:
             live = self._live.get(delta.request_id)
             if live is not None:
-                self._take(delta, *live, now)
+                self._take(delta, *live, now, gaps)
+        for gap, count in gaps.items():
+            self.token_gaps.add(gap, count)
 
-    def _take(self, delta: TokenDelta, submission: Submission, sample: Sample, now: float) -> None:
-        sample.weights_version = self.engine.weights_version
-        if delta.new_token_ids:
-            submission.first_token_at = submission.first_token_at or now
-        submission.num_cached_tokens = max(submission.num_cached_tokens, delta.num_cached_tokens)
-        sample.scores = delta.scores or sample.scores
-        ended_by_id = delta.stop_token_id is not None
-        text = sample.stream.push(delta.new_token_ids, delta.finish_reason is not None, ended_by_stop_id=ended_by_id)
-        reason, stop_reason = delta.finish_reason, text.stop_reason
-        if text.stop_reason is not None:
-            self.engine.scheduler.finish(delta.request_id)
-            reason = FinishReason.STOP
-        if reason is not None:
+    def _give_up(self, fault: StepFault) -> None:
+        """Ends the submissions that are to blame for a fault; the others go on."""
+        for request_id, (submission, _) in list(self._live.items()):
+            error = fault.error_for(request_id)
+            if error is not None and submission.error is None:
+                submission.error = error
+                self.abort_all([submission])
+
+    def _take(
+        self, delta: TokenDelta, submission: Submission, sample: Sample, now: float, gaps: dict[float, int]
+    ) -> None:
+        if sample.num_tokens == 0:
+            self._begin(delta, submission, sample, now)
+        num_new = sample.append(delta, now)
+        if num_new:
+            self.num_output_tokens += num_new
+            if sample.last_token_at is not None:
+                gap = (now - sample.last_token_at) / num_new
+                gaps[gap] = gaps.get(gap, 0) + num_new
+            sample.last_token_at = now
+        if sample.end is not None:
+            if delta.finish_reason is None:  # a stop string, of which the engine knows nothing
+                self.engine.scheduler.finish(delta.request_id)
             del self._live[delta.request_id]
-        num_kept = text.num_tokens - sample.num_tokens
-        part = SamplePart(
-            token_ids=delta.new_token_ids[:num_kept],
-            text=text.text,
-            logprobs=delta.logprobs[:num_kept],
-            top_ids=None if delta.top_ids is None else delta.top_ids[:num_kept],
-            top_logprobs=None if delta.top_logprobs is None else delta.top_logprobs[:num_kept],
-            finish_reason=None if reason is None else reason.value,
-            stop_reason=stop_reason or _if_asked(delta.stop_token_id, submission.params),
-        )
-        self._append(submission, sample, part, now)
-
-    def _append(self, submission: Submission, sample: Sample, part: SamplePart, now: float) -> None:
-        num_new = len(part.token_ids)
-        self.num_output_tokens += num_new
-        if num_new and sample.last_token_at is not None:
-            self.token_gaps.add((now - sample.last_token_at) / num_new, num_new)
-        sample.last_token_at = now if num_new else sample.last_token_at
-        if part.finish_reason is not None:
-            submission.ended_at = now
-        sample.append(part)
         submission.note_change()
 
-
-def _if_asked(stop_token_id: int | None, params: SamplingParams) -> int | None:
-    """Returns the stop id if it is one of the user's, None if it is the model's own."""
-    return stop_token_id if stop_token_id in params.stop_token_ids else None
+    def _begin(self, delta: TokenDelta, submission: Submission, sample: Sample, now: float) -> None:
+        """Takes over what comes with the first token of a sample."""
+        sample.weights_version = self.engine.weights_version
+        sample.scores = delta.scores
+        submission.num_cached_tokens = max(submission.num_cached_tokens, delta.num_cached_tokens)
+        if delta.new_token_ids and submission.first_token_at is None:
+            submission.first_token_at = now

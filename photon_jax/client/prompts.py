@@ -11,7 +11,7 @@ from photon_jax.text.tokenizer import Tokenizer
 
 PromptLike = str | Sequence[int]
 _T = TypeVar("_T")
-_NO_PROMPTS = (Mapping, bytes, bytearray, set, frozenset)  # though they can be iterated over
+NO_PROMPTS = (Mapping, bytes, bytearray, set, frozenset)  # though they can be iterated over
 _Encoded = TypeVar("_Encoded")
 
 
@@ -24,7 +24,7 @@ def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
     if isinstance(prompts, str):
         return [prompts]
     try:
-        if isinstance(prompts, _NO_PROMPTS):
+        if isinstance(prompts, NO_PROMPTS):
             raise TypeError("what has no order, or bytes")
         listed = list(prompts)
     except TypeError as error:
@@ -67,7 +67,7 @@ def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
             raise RequestError("the prompt is text and the checkpoint has no tokenizer; give token ids")
         return Prompt(token_ids=tuple(tokenizer.encode(prompt)), text=prompt)
     try:
-        if isinstance(prompt, _NO_PROMPTS):
+        if isinstance(prompt, NO_PROMPTS):
             raise TypeError("what has no order, or bytes")
         return Prompt(token_ids=tuple(_as_id(token_id) for token_id in prompt))
     except TypeError as error:

@@ -1,22 +1,29 @@
 """Submission: a prompt that was submitted, and all that has come of it so far. Host only."""
 
+import collections
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from photon_jax.errors import PhotonError
 from photon_jax.outputs import (
     CompletionOutput,
+    FinishReason,
     PromptLogprobs,
     RequestMetrics,
     RequestOutput,
     ScoreOutput,
+    TokenDelta,
     TokenLogprobs,
 )
 from photon_jax.request import Request, SamplingParams
 from photon_jax.text.stream import TextStream
+
+_NUM_KINDS = 3  # of log-probabilities of a token
+_FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +39,31 @@ class Prompt:
     score_start: int | None = None
 
 
-class SamplePart(NamedTuple):
-    """What one step added to a sample; the last part alone has a finish_reason."""
+class SampleEnd(NamedTuple):
+    """How a sample ended.
 
-    token_ids: tuple[int, ...]
+    Attributes:
+      ended_at: seconds of `time.perf_counter`.
+      num_tokens: of the whole sample.
+      has_stop_id: whether the last token is the id that stopped it.
+      has_whole_text: whether text that was held back is to be let out; an abort from outside leaves it.
+    """
+
+    ended_at: float
+    num_tokens: int
+    finish_reason: str
+    stop_reason: int | str | None
+    has_stop_id: bool = False
+    has_whole_text: bool = True
+
+
+class Reading(NamedTuple):
+    """A sample as far as it had come when it was read; the arrays are read-only."""
+
+    num_tokens: int
     text: str
-    logprobs: np.ndarray  # f32[n 3]  raw, after temperature, of the sampling distribution
-    top_ids: np.ndarray | None  # i32[n k]
-    top_logprobs: np.ndarray | None  # f32[n k]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    logprobs: TokenLogprobs
+    end: SampleEnd | None
 
 
 class _Rows:
@@ -49,108 +71,143 @@ class _Rows:
 
     def __init__(self, width: int, dtype: type[np.generic]) -> None:
         self._rows = np.zeros((0, width), dtype)
-        self._num_rows = 0
+        self.num_rows = 0
 
-    def extend(self, parts: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Adds the rows of the parts; returns all rows so far, not to be written to."""
-        added = [part for part in parts if part is not None]
-        begin, end = self._num_rows, self._num_rows + sum(map(len, added))
+    def extend(self, added: np.ndarray) -> None:
+        """Adds rows."""
+        begin, end = self.num_rows, self.num_rows + len(added)
         if end > len(self._rows):
             rows = np.zeros((max(end, 2 * begin), self._rows.shape[1]), self._rows.dtype)
             rows[:begin] = self._rows[:begin]
             self._rows = rows
-        if added:
-            np.concatenate(added, out=self._rows[begin:end])
-        self._num_rows = end
-        view = self._rows[:end]
+        self._rows[begin:end] = added
+        self.num_rows = end
+
+    def view(self) -> np.ndarray:
+        """Returns all rows so far, not to be written to."""
+        view = self._rows[: self.num_rows]
         view.flags.writeable = False
         return view
 
 
-class _Joined:
-    """The parts of a sample put together, as far as it was asked for them."""
-
-    def __init__(self, num_top: int) -> None:
-        self.token_ids: list[int] = []
-        self.text = ""
-        self._num_parts = 0
-        self._logprobs = _Rows(3, np.float32)
-        self._top_ids, self._top_logprobs = _Rows(num_top, np.int32), _Rows(num_top, np.float32)
-
-    def extend(self, parts: list[SamplePart]) -> TokenLogprobs:
-        """Adds the parts that are new in the list of all; returns the log-probabilities so far."""
-        new = parts[self._num_parts :]
-        self._num_parts += len(new)
-        for part in new:
-            self.token_ids += part.token_ids
-        self.text += "".join([part.text for part in new])
-        return as_token_logprobs(
-            self._logprobs.extend([part.logprobs for part in new]),
-            self._top_ids.extend([part.top_ids for part in new]),
-            self._top_logprobs.extend([part.top_logprobs for part in new]),
-        )
-
-
-def as_token_logprobs(
-    table: np.ndarray,  # f32[n 3]
-    top_ids: np.ndarray,  # i32[n k], or without rows where k is 0
-    top_logprobs: np.ndarray,  # f32[n k], likewise
-) -> TokenLogprobs:
-    """Returns the log-probabilities of n tokens by kind."""
-    shape = (len(table), top_ids.shape[1])
-    return TokenLogprobs(
-        raw=table[:, 0],
-        tempered=table[:, 1],
-        sampling=table[:, 2],
-        top_ids=top_ids.reshape(shape),
-        top_logprobs=top_logprobs.reshape(shape),
-    )
-
-
-@dataclasses.dataclass(eq=False, slots=True)
 class Sample:
     """One sequence of a submission as far as it has come.
 
+    Whoever runs the steps appends to it; one other thread at a time may read it meanwhile. A step leaves it as little
+    as can be: numbers are put in tables, and ids into text, when somebody reads them. Stop strings alone have the text
+    made by the steps.
+
     Attributes:
-      parts: what came, step by step. It is only ever appended to, by whoever runs the steps, so other threads may read
-        it meanwhile.
-      num_tokens: of all parts together.
+      token_ids: only ever appended to; the first num_tokens count for readers.
+      num_tokens: set after its tokens, and their text where the steps make it, are there.
+      end: set before num_tokens counts the last token; None until then.
       last_token_at: when the last token came, seconds of `time.perf_counter`.
-      finish_reason: set after the last part was appended.
     """
 
-    request: Request
-    stream: TextStream
-    parts: list[SamplePart] = dataclasses.field(default_factory=list)
-    num_tokens: int = 0
-    last_token_at: float | None = None
-    finish_reason: str | None = None
-    scores: PromptLogprobs | None = None
-    num_preemptions: int = 0
-    weights_version: int | None = None
-    _joined: _Joined = dataclasses.field(init=False)
+    __slots__ = (
+        *("request", "stream", "token_ids", "num_tokens", "end", "last_token_at"),
+        *("scores", "num_preemptions", "weights_version"),
+        *("_new_logprobs", "_new_tops", "_logprobs", "_top_ids", "_top_logprobs", "_num_decoded"),
+    )
 
-    def __post_init__(self) -> None:
-        self._joined = _Joined(self.request.params.logprobs or 0)
+    def __init__(self, request: Request, stream: TextStream) -> None:
+        self.request = request
+        self.stream = stream
+        self.token_ids: list[int] = []
+        self.num_tokens = 0
+        self.end: SampleEnd | None = None
+        self.last_token_at: float | None = None
+        self.scores: PromptLogprobs | None = None
+        self.num_preemptions = 0
+        self.weights_version: int | None = None
+        # appended by the steps, taken away by readers
+        self._new_logprobs = bytearray()  # f32[n 3]
+        self._new_tops: collections.deque[tuple[np.ndarray, np.ndarray]] = collections.deque()
+        # of readers
+        num_top = request.params.logprobs or 0
+        self._logprobs = _Rows(_NUM_KINDS, np.float32)
+        self._top_ids, self._top_logprobs = _Rows(num_top, np.int32), _Rows(num_top, np.float32)
+        self._num_decoded = 0
 
-    def append(self, part: SamplePart) -> None:
-        """Adds what a step brought."""
-        self.parts.append(part)
-        self.num_tokens += len(part.token_ids)
-        self.finish_reason = part.finish_reason
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, None until then."""
+        return None if self.end is None else self.end.finish_reason
+
+    def append(self, delta: TokenDelta, now: float) -> int:
+        """Adds what a step brought, up to a token that completes a stop string; returns how many tokens are kept."""
+        token_ids, logprobs, reason = delta.new_token_ids, delta.logprobs, delta.finish_reason
+        stop_reason: int | str | None = None
+        if self.stream.has_stops:
+            has_stop_id = delta.stop_token_id is not None
+            text = self.stream.push(token_ids, reason is not None, ended_by_stop_id=has_stop_id)
+            if text.stop_reason is not None:
+                num_kept = text.num_tokens - self.num_tokens
+                token_ids, logprobs = token_ids[:num_kept], logprobs[:num_kept]
+                reason, stop_reason = FinishReason.STOP, text.stop_reason
+        self.token_ids += token_ids
+        self._new_logprobs.extend(logprobs)  # its bytes
+        if delta.top_ids is not None and delta.top_logprobs is not None:
+            self._new_tops.append((delta.top_ids[: len(token_ids)], delta.top_logprobs[: len(token_ids)]))
+        num_tokens = len(self.token_ids)
+        if reason is not None:
+            if delta.stop_token_id in self.request.params.stop_token_ids:
+                stop_reason = stop_reason or delta.stop_token_id
+            self.end = SampleEnd(now, num_tokens, reason.value, stop_reason, delta.stop_token_id is not None)
+        self.num_tokens = num_tokens
+        return len(token_ids)
+
+    def abort(self, now: float) -> None:
+        """Ends it where it is."""
+        self.end = SampleEnd(now, self.num_tokens, FinishReason.ABORT.value, None, has_whole_text=False)
+
+    def read(self) -> Reading:
+        """Returns all that has come so far."""
+        text, num_tokens, end = self.stream.text, self.num_tokens, self.end  # in this order, see the attributes
+        num_tokens = num_tokens if end is None else end.num_tokens
+        self._take_tables(num_tokens)
+        if self.stream.has_stops:
+            text = text if end is None else self.stream.text
+        elif num_tokens > self._num_decoded or end is not None:
+            new = self.token_ids[self._num_decoded : num_tokens]
+            ends_whole, has_stop_id = (False, False) if end is None else (end.has_whole_text, end.has_stop_id)
+            self.stream.push(new, ends_whole, ended_by_stop_id=has_stop_id)
+            self._num_decoded, text = num_tokens, self.stream.text
+        return Reading(num_tokens, text, self._token_logprobs(), end)
+
+    def _token_logprobs(self) -> TokenLogprobs:
+        table = self._logprobs.view()
+        shape = (len(table), self.request.params.logprobs or 0)
+        return TokenLogprobs(
+            raw=table[:, 0],
+            tempered=table[:, 1],
+            sampling=table[:, 2],
+            top_ids=self._top_ids.view().reshape(shape),
+            top_logprobs=self._top_logprobs.view().reshape(shape),
+        )
+
+    def _take_tables(self, num_tokens: int) -> None:
+        """Moves what the steps left of the first tokens to the tables."""
+        num_bytes = (num_tokens - self._logprobs.num_rows) * _NUM_KINDS * _FLOAT_BYTES
+        self._logprobs.extend(np.frombuffer(self._new_logprobs[:num_bytes], np.float32).reshape(-1, _NUM_KINDS))
+        del self._new_logprobs[:num_bytes]
+        while self._new_tops and self._top_ids.num_rows < num_tokens:
+            top_ids, top_logprobs = self._new_tops.popleft()
+            self._top_ids.extend(top_ids)
+            self._top_logprobs.extend(top_logprobs)
 
     def completion(self) -> CompletionOutput:
-        """Returns what has come so far; one thread at a time may ask."""
-        parts = list(self.parts)
-        logprobs = self._joined.extend(parts)
+        """Returns what has come so far as the caller gets it."""
+        reading = self.read()
+        end, raw = reading.end, reading.logprobs.raw
         return CompletionOutput(
             index=self.request.sample_index,
-            text=self._joined.text,
-            token_ids=tuple(self._joined.token_ids),
-            logprobs=None if self.request.params.logprobs is None else logprobs,
-            cumulative_logprob=float(logprobs.raw.sum(dtype=np.float64)),
-            finish_reason=parts[-1].finish_reason if parts else None,
-            stop_reason=parts[-1].stop_reason if parts else None,
+            text=reading.text,
+            token_ids=tuple(self.token_ids[: reading.num_tokens]),
+            logprobs=None if self.request.params.logprobs is None else reading.logprobs,
+            cumulative_logprob=float(raw.sum(dtype=np.float64)),
+            finish_reason=None if end is None else end.finish_reason,
+            stop_reason=None if end is None else end.stop_reason,
             weights_version=self.weights_version,
         )
 
@@ -160,9 +217,9 @@ class Submission:
     """A prompt that was submitted: its samples, and when what happened (seconds of `time.perf_counter`).
 
     Attributes:
-      ended_at: when the last sample ended that has ended so far.
       num_computed_tokens: the prompt's tokens that are computed, or will be by steps on their way.
       on_change: called whenever more of it is there, in the thread that runs the step.
+      error: why it was given up, if it was.
     """
 
     request_id: str
@@ -172,20 +229,20 @@ class Submission:
     submitted_at: float
     started_at: float | None = None
     first_token_at: float | None = None
-    ended_at: float | None = None
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     on_change: Callable[[], None] | None = None
+    error: PhotonError | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether all samples have ended."""
-        return all(sample.finish_reason is not None for sample in self.samples)
+        return all(sample.end is not None for sample in self.samples)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens of all samples so far."""
-        return sum(sample.num_tokens for sample in self.samples)
+        return sum([sample.num_tokens for sample in self.samples])
 
     def note_progress(self, num_computed_tokens: int) -> None:
         """Takes note of how many tokens of a sample are computed, its prompt and its output."""
@@ -194,6 +251,11 @@ class Submission:
             self.num_computed_tokens = num_computed_tokens
             self.note_change()
 
+    def raise_error(self) -> None:
+        """Raises why it was given up, if it was."""
+        if self.error is not None:
+            raise self.error
+
     def note_change(self) -> None:
         """Tells whoever wants to know that more is there."""
         if self.on_change is not None:
@@ -201,7 +263,8 @@ class Submission:
 
     def output(self) -> RequestOutput:
         """Returns what has come so far; one thread at a time may ask."""
-        now = self.ended_at if self.ended_at is not None and self.is_finished else time.perf_counter()
+        ends = [sample.end.ended_at for sample in self.samples if sample.end is not None]
+        now = max(ends) if len(ends) == len(self.samples) else time.perf_counter()
         first = self.first_token_at
         return RequestOutput(
             request_id=self.request_id,

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-import numpy as np
-
-from photon_jax.client.submission import Sample, SamplePart, Submission, as_token_logprobs
+from photon_jax.client.submission import Reading, Sample, Submission
 from photon_jax.outputs import PromptLogprobs, TokenLogprobs
 
 
@@ -50,33 +48,27 @@ class StreamUpdate:
 
 
 class UpdateReader:
-    """Reads a submission while another thread adds to it, each part once.
+    """Reads a submission while another thread adds to it, each token once.
 
-    What was not read yet is nothing but the submission's own parts: a slow reader costs no further memory.
+    What was not read yet is nothing but what the submission holds: a slow reader costs no further memory.
     """
 
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
-        self._num_parts = [0] * len(submission.samples)
+        self._readings: list[Reading | None] = [None] * len(submission.samples)  # the last ones
         self._num_computed_tokens = 0
         self._has_scores = False
-        self._num_ended = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether the last part of each sample was read."""
-        return self._num_ended == len(self._num_parts)
+        """Whether the end of each sample was read."""
+        return all(last is not None and last.end is not None for last in self._readings)
 
     def take(self) -> StreamUpdate | None:
         """Returns what is new, None if nothing is."""
         submission = self._submission
-        deltas = []
-        for index, sample in enumerate(submission.samples):
-            parts = sample.parts[self._num_parts[index] :]
-            if parts:
-                self._num_parts[index] += len(parts)
-                self._num_ended += parts[-1].finish_reason is not None
-                deltas.append(_make_delta(index, sample, parts))
+        found = [self._take_delta(index, sample) for index, sample in enumerate(submission.samples)]
+        deltas = tuple([delta for delta in found if delta is not None])
         num_computed = submission.num_computed_tokens
         if not deltas and num_computed == self._num_computed_tokens:
             return None
@@ -84,30 +76,28 @@ class UpdateReader:
         scores = None if self._has_scores else submission.samples[0].scores
         self._has_scores = self._has_scores or scores is not None
         return StreamUpdate(
-            deltas=tuple(deltas),
+            deltas=deltas,
             num_computed_tokens=num_computed,
             num_prompt_tokens=len(submission.prompt.token_ids),
             num_cached_tokens=submission.num_cached_tokens,
             prompt_logprobs=scores,
         )
 
-
-def _make_delta(index: int, sample: Sample, parts: list[SamplePart]) -> SampleDelta:
-    logprobs, num_top = None, sample.request.params.logprobs
-    if num_top is not None:
-        top_ids = [np.zeros((0, num_top), np.int32), *(p.top_ids for p in parts if p.top_ids is not None)]
-        tops = [np.zeros((0, num_top), np.float32), *(p.top_logprobs for p in parts if p.top_logprobs is not None)]
-        table = np.concatenate([part.logprobs for part in parts])
-        logprobs = as_token_logprobs(
-            table,
-            np.concatenate(top_ids).reshape(len(table), num_top),
-            np.concatenate(tops).reshape(len(table), num_top),
+    def _take_delta(self, index: int, sample: Sample) -> SampleDelta | None:
+        before = self._readings[index]
+        num_before, text_before = (0, "") if before is None else (before.num_tokens, before.text)
+        if before is not None and (before.end is not None or (sample.num_tokens == num_before and sample.end is None)):
+            return None
+        now = self._readings[index] = sample.read()
+        if now.num_tokens == num_before and now.end is None:
+            return None
+        new = slice(num_before, now.num_tokens)
+        kinds = {field.name: getattr(now.logprobs, field.name)[new] for field in dataclasses.fields(TokenLogprobs)}
+        return SampleDelta(
+            index=index,
+            text=now.text[len(text_before) :],
+            token_ids=tuple(sample.token_ids[new]),
+            logprobs=None if sample.request.params.logprobs is None else TokenLogprobs(**kinds),
+            finish_reason=None if now.end is None else now.end.finish_reason,
+            stop_reason=None if now.end is None else now.end.stop_reason,
         )
-    return SampleDelta(
-        index=index,
-        text="".join([part.text for part in parts]),
-        token_ids=tuple([token_id for part in parts for token_id in part.token_ids]),
-        logprobs=logprobs,
-        finish_reason=parts[-1].finish_reason,
-        stop_reason=parts[-1].stop_reason,
-    )

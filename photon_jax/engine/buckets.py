@@ -60,7 +60,7 @@ class BucketSpec:
         has_scores, has_top = any(item.scores for item in special), any(item.wants_top for item in special)
         has_controls = any(item.samples and item.seq.request.has_controls for item in special)
         is_rare = has_scores or has_top or has_controls
-        is_random = any(item.seq.request.params.temperature for item in plan.scheduled)
+        is_random = any(item.seq.is_random for item in plan.scheduled)
         if plan.is_decode and not has_scores:  # decode steps with scores are too rare for programs of their own
             rows = _first_at_least(self.rare_rows if is_rare else self.decode_rows, len(plan.scheduled))
             layout = self._decode(rows, width)

@@ -221,7 +221,7 @@ def check_processor(processor: LogitsProcessor, vocab_size: int) -> None:
     Raises:
       RequestError: its state holds something else than arrays, or what it returns doesn't fit.
     """
-    name = getattr(processor.fn, "__name__", repr(processor.fn))
+    name = processor.name
     for path, leaf in jax.tree_util.tree_leaves_with_path(processor.init_state):
         if not _is_array(leaf):
             raise RequestError(

@@ -2,16 +2,19 @@
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from photon_jax.engine.faults import find_fault
 from photon_jax.engine.metrics import HostClock
 from photon_jax.engine.runner import StepHandle
-from photon_jax.errors import EngineDeadError
+from photon_jax.errors import EngineDeadError, PhotonError
 from photon_jax.models.params import Params
 from photon_jax.outputs import TokenDelta
+from photon_jax.request import Request
 from photon_jax.scheduler.plan import StepPlan, StepResult
 from photon_jax.scheduler.scheduler import Scheduler
+from photon_jax.step_io import StepLayout
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")
@@ -31,6 +34,15 @@ class Runner(Protocol):
 
     def set_params(self, params: Params) -> None:
         """Makes the steps launched from now on use other weights."""
+
+    def deleted_leaf(self) -> str | None:
+        """Returns a leaf of the weights that somebody deleted, if there is one."""
+
+    def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
+        """Returns what a batch of these requests may need and is not compiled."""
+
+    def compile_late(self, layout: StepLayout) -> None:
+        """Compiles a program while others run."""
 
 
 class Engine:
@@ -71,6 +83,7 @@ class Engine:
         be computed again, to the same tokens, and the next call goes on.
 
         Raises:
+          StepFault: the step failed through a logits_processor, or the weights were deleted; likewise.
           EngineDeadError: an earlier step broke off while the host planned, so its books can't be trusted.
         """
         with self._planning():
@@ -92,6 +105,20 @@ class Engine:
         self._runner.set_params(params)
         self.weights_version += 1
         self.scheduler.set_namespace(b"weights %d" % self.weights_version)
+
+    def missing_programs(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
+        """Returns the programs that a batch of these requests may need and that would be compiled in the middle of it.
+
+        Any thread may ask, and compile them with `compile_program`, while steps run.
+
+        Args:
+          num_prompt_tokens: of their prompts that are not computed yet.
+        """
+        return self._runner.missing(requests, num_prompt_tokens)
+
+    def compile_program(self, layout: StepLayout) -> None:
+        """Compiles a program, unless it is there by now."""
+        self._runner.compile_late(layout)
 
     def drain(self) -> list[TokenDelta]:
         """Takes the results of all steps on their way, and launches none."""
@@ -121,6 +148,14 @@ class Engine:
             value = call(argument)
             is_done = True
             return value
+        except PhotonError:
+            raise
+        except (RuntimeError, ValueError) as error:  # JAX raises either for what its device says
+            plans = [self.last_plan, *(plan for plan, _ in self._in_flight)]
+            fault = find_fault(error, plans, self._runner.deleted_leaf())
+            if fault is None:
+                raise
+            raise fault from error
         finally:
             if not is_done:
                 self._in_flight.clear()

@@ -38,8 +38,9 @@ class InputBuilder:
         buffer = np.zeros(size, np.int32)
         views = host_views(buffer, fields)
         rows, num_rows = plan.scheduled, len(plan.scheduled)
-        slots = self._table.update(rows)
-        _, starts, counts, num_sampled, admissions = np.array([(0, *row[1:]) for row in rows], np.int64).T
+        seqs, *numbers = zip(*rows, strict=True)
+        starts, counts, num_sampled, admissions = (np.array(column, np.int64) for column in numbers)
+        slots = self._table.update(seqs, admissions)
         ends = starts + counts
         if plan.num_steps > 1:
             views["num_steps"][:num_rows] = counts

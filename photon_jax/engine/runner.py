@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from photon_jax.cache.layout import CacheLayout
 from photon_jax.engine.buckets import BucketSpec
 from photon_jax.engine.compile_cache import compile_cache
 from photon_jax.engine.controls import ControlSlots, StepProcessors
+from photon_jax.engine.foresight import Crowd
 from photon_jax.engine.input_builder import InputBuilder
 from photon_jax.engine.metrics import LaunchCounters
 from photon_jax.engine.placement import place
@@ -28,6 +30,7 @@ from photon_jax.engine.token_masks import TokenMasks
 from photon_jax.errors import ConfigError
 from photon_jax.models.params import Params
 from photon_jax.ops.controls import States
+from photon_jax.request import Request
 from photon_jax.scheduler.plan import StepPlan, StepResult
 from photon_jax.step_io import StepLayout, host_views, output_fields
 
@@ -84,10 +87,16 @@ class ModelRunner:
         self.reset()
         self.launched = LaunchCounters()
         self._workspaces: dict[StepLayout, int] = {}
+        self._uncompiled = buckets.layouts()
 
     def set_params(self, params: Params) -> None:
         """Makes the steps launched from now on use other weights, of the same structure, shapes and dtypes."""
         self.params: Params = place(params)
+
+    def deleted_leaf(self) -> str | None:
+        """Returns the key path of one of the weights that does not exist any longer, None where all do."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        return next((jax.tree_util.keystr(path) for path, leaf in leaves if leaf.is_deleted()), None)
 
     def reset(self) -> None:
         """Makes cache and state anew; those of a step that broke off may be gone with it."""
@@ -202,6 +211,25 @@ class ModelRunner:
         analysis = compiled.memory_analysis()
         self._workspaces[layout] = analysis.temp_size_in_bytes if analysis is not None else 0
         return compiled
+
+    def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
+        """Returns the layouts without processors that steps of these requests may come in and that are not compiled.
+
+        Args:
+          num_prompt_tokens: of prompts that are not computed yet.
+        """
+        uncompiled = self._uncompiled = [layout for layout in self._uncompiled if layout not in self.launched.layouts]
+        if not uncompiled or self._is_strict:
+            return []
+        block_size = self._cache_layout.block_size
+        crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, block_size=block_size)
+        return [layout for layout in uncompiled if crowd.may_need(layout, self.buckets)]
+
+    def compile_late(self, layout: StepLayout) -> None:
+        """Compiles the step of one layout after the warm-up, unless it was meanwhile; any thread may, steps go on."""
+        if layout not in self.launched.layouts:
+            with compile_cache(self._compile_cache_dir):
+                self.compile(layout)
 
     @property
     def control_bytes(self) -> int:

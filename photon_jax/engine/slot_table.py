@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from photon_jax.scheduler.plan import ScheduledSequence
 from photon_jax.scheduler.sequence import SequenceState
 from photon_jax.step_io import STOP_IDS_WIDTH, TOP_KINDS
 
@@ -37,20 +36,22 @@ class SlotTable:
         }
         self.first_stops = np.zeros(num_slots, np.int64)
         self.block_tables = np.zeros((num_slots, _FIRST_WIDTH), np.int32)
-        self._admissions = [NOBODY] * num_slots  # whose row it is
-        self._num_blocks = [0] * num_slots
+        self._admissions = np.full(num_slots, NOBODY, np.int64)  # whose row it is
+        self._num_blocks = np.zeros(num_slots, np.int64)
 
-    def update(self, rows: Sequence[ScheduledSequence]) -> np.ndarray:
-        """Writes what changed since the last step; returns the rows' slots i64[rows]."""
-        admissions, num_blocks, slots = self._admissions, self._num_blocks, []
-        for seq, _, _, _, admission in rows:
-            slot = seq.state_slot
-            slots.append(slot)
-            if admissions[slot] != admission:
-                self._enter(slot, seq, admission)
-            if num_blocks[slot] != len(seq.block_ids):
-                self._append_blocks(slot, seq.block_ids)
-        return np.array(slots, np.int64)
+    def update(self, seqs: Sequence[SequenceState], admissions: np.ndarray) -> np.ndarray:
+        """Writes what changed since the last step; returns the slots i64[rows] of the rows' sequences.
+
+        Args:
+          admissions: i64[rows], those for which the rows were planned.
+        """
+        slots = np.array([seq.state_slot for seq in seqs], np.int64)
+        for row in np.flatnonzero(self._admissions[slots] != admissions).tolist():
+            self._enter(int(slots[row]), seqs[row], int(admissions[row]))
+        num_blocks = np.array([len(seq.block_ids) for seq in seqs], np.int64)
+        for row in np.flatnonzero(self._num_blocks[slots] != num_blocks).tolist():
+            self._append_blocks(int(slots[row]), seqs[row].block_ids)
+        return slots
 
     def num_masked(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Returns for how many tokens the stop ids are masked, the next one to be sampled at `positions`."""

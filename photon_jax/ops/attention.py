@@ -1,5 +1,6 @@
 """The attention half of a layer, at the size of a fusion: input, attention over the paged cache, output."""
 
+import functools
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ from photon_jax.ops.tiles import RowTiles, map_rows
 from photon_jax.step_io import StepInputs
 
 CONTEXT_TILE = 64  # tokens of context that the reference weighs at once
+ITEMS_AT_ONCE = 4  # items that the reference computes together where their blocks are shorter
 ITEM_BATCH = 64  # items that the XLA form computes at once; more would gather too much of the cache
 
 
@@ -91,8 +93,8 @@ def attention(
         items = (inputs.item_rows, inputs.item_starts, inputs.item_lens)
         return prefill_attention(*arguments, inputs.positions, *items, layer_index, query_tile=query_tile, **scales)
     num_tokens = q.shape[0]
-    padded = jnp.pad(q, ((0, query_tile - 1), (0, 0), (0, 0)))  # an item may reach past the last token
-    positions = jnp.pad(inputs.positions, (0, query_tile - 1))
+    padded = jnp.pad(q, ((0, query_tile), (0, 0), (0, 0)))  # an item may reach past the last token, or hold none
+    positions = jnp.pad(inputs.positions, (0, query_tile))
     if kernels.attention == "reference":
         out = _attention_reference(padded, positions, cache, inputs, layer_index, query_tile)
     else:
@@ -103,36 +105,51 @@ def attention(
 def _attention_reference(
     q: jax.Array, positions: jax.Array, cache: KVCache, inputs: StepInputs, layer_index: jax.Array, query_tile: int
 ) -> jax.Array:
-    """Item by item, context tile by context tile: an item's bits depend on its own sequence alone.
+    """A few items at a time, context tile by context tile: an item's bits depend on its own sequence alone.
 
-    Items ascend, so what an item writes past its own tokens the next ones overwrite.
+    Items ascend, so what an item writes past its own tokens the next ones overwrite. Those that fill up the last few
+    hold none, and are written behind all tokens.
     """
+    num_items = inputs.item_rows.shape[0]
+    size = ITEMS_AT_ONCE if cache.block_size < CONTEXT_TILE else 1  # long blocks gain nothing (measured)
+    is_real = jnp.arange(num_items) < inputs.counts[2]
+    starts = jnp.where(is_real, inputs.item_starts, q.shape[0] - query_tile)
+    fields = (inputs.item_rows, starts, inputs.item_lens)
+    rows, starts, lens = (jnp.pad(field, (0, -num_items % size), mode="edge") for field in fields)
 
-    def attend_item(item: jax.Array, out: jax.Array) -> jax.Array:
-        start = inputs.item_starts[item]
-        q_item = lax.dynamic_slice_in_dim(q, start, query_tile)
-        pos_item = lax.dynamic_slice_in_dim(positions, start, query_tile)
-        table = inputs.block_tables[inputs.item_rows[item]]
-        attended = _attend_item(q_item, pos_item, inputs.item_lens[item], cache, layer_index, table)
-        return lax.dynamic_update_slice_in_dim(out, attended, start, 0)
+    def attend_some(index: jax.Array, out: jax.Array) -> jax.Array:
+        items = [index * size + offset for offset in range(size)]
+        q_items = [lax.dynamic_slice_in_dim(q, starts[item], query_tile) for item in items]
+        pos_items = [lax.dynamic_slice_in_dim(positions, starts[item], query_tile) for item in items]
+        lasts = [pos[jnp.maximum(lens[item] - 1, 0)] for pos, item in zip(pos_items, items, strict=True)]
+        tables = [inputs.block_tables[rows[item]] for item in items]
+        num_tiles = functools.reduce(jnp.maximum, lasts) // CONTEXT_TILE + 1
+        attend = functools.partial(_attend_item, num_tiles=num_tiles, cache=cache, layer_index=layer_index)
+        if size == 1:
+            attended = [attend(q_items[0], pos_items[0], tables[0])]
+        else:
+            attended = list(jax.vmap(attend)(*(jnp.stack(each) for each in (q_items, pos_items, tables))))
+        for item, part in zip(items, attended, strict=True):
+            out = lax.dynamic_update_slice_in_dim(out, part, starts[item], 0)
+        return out
 
-    out: jax.Array = lax.fori_loop(0, inputs.counts[2], attend_item, jnp.zeros_like(q))
+    out: jax.Array = lax.fori_loop(0, (inputs.counts[2] + size - 1) // size, attend_some, jnp.zeros_like(q))
     return out
 
 
 def _attend_item(
     q: jax.Array,  # [Q H d]
     positions: jax.Array,  # i32[Q]
-    num_queries: jax.Array,  # i32[]
+    table: jax.Array,  # i32[P]
+    *,
+    num_tiles: jax.Array,  # i32[], of context; the last ones may be masked
     cache: KVCache,
     layer_index: jax.Array,
-    table: jax.Array,  # i32[P]
 ) -> jax.Array:  # [Q H d]
     """Online softmax over context tiles (Milakov and Gimelshein, arXiv:1805.02867); a masked tile changes nothing."""
     query_tile, num_heads, head_dim = q.shape
     num_kv = cache.k.shape[2]
     groups = num_heads // num_kv
-    last = positions[num_queries - 1]
     # [Q H d] -> [K Q*G d]
     folded = q.reshape(query_tile, num_kv, groups, head_dim).transpose(1, 0, 2, 3).reshape(num_kv, -1, head_dim)
     row_positions = jnp.repeat(positions, groups)  # i32[Q*G]
@@ -154,7 +171,7 @@ def _attend_item(
         return new_top, total * decay + ordered_sum(weights), acc * jnp.expand_dims(decay, 2) + update
 
     empty = (jnp.full(shape, -jnp.inf), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
-    _, total, acc = lax.fori_loop(0, last // CONTEXT_TILE + 1, add_tile, empty)
+    _, total, acc = lax.fori_loop(0, num_tiles, add_tile, empty)
     out: jax.Array = (acc / jnp.expand_dims(total, 2)).reshape(num_kv, query_tile, groups, head_dim)
     return out.transpose(1, 0, 2, 3).reshape(q.shape).astype(q.dtype)
 

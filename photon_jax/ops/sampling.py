@@ -17,7 +17,7 @@ from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.ops.controls import ControlRows, Controls, States, control_logits
 from photon_jax.ops.linear import head_logits
-from photon_jax.ops.logprobs import logprob_at, top_logprobs
+from photon_jax.ops.logprobs import likeliest, logprob_at, top_logprobs
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
@@ -103,7 +103,7 @@ def head_score(
 
     def compute(hidden: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, ...]:
         logits = _final_logits(hidden, params, config, kernels)
-        is_greedy = (jnp.argmax(logits, axis=-1) == target_ids).astype(jnp.int32)
+        is_greedy = (likeliest(logits) == target_ids).astype(jnp.int32)
         tops = top_logprobs(logits) if has_top else ()
         return logprob_at(logits, target_ids), is_greedy, *tops
 
@@ -138,7 +138,7 @@ def _sample(
     is_greedy: bool,
 ) -> tuple[jax.Array, ...]:
     temperature = rows["temperature"]
-    greedy = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
+    greedy = likeliest(allowed)
 
     def all_greedy(_: None) -> tuple[jax.Array, ...]:
         raw = logprob_at(logits, greedy)
@@ -151,7 +151,7 @@ def _sample(
         noise = jax.vmap(_row_noise, in_axes=(0, 0, 0, 0, None))(
             rows["seeds"], rows["prompt_digests"], rows["sample_indices"], rows["sample_positions"], logits.shape[1]
         )
-        drawn = jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
+        drawn = likeliest(kept + noise)
         token = jnp.where(is_cold, greedy, drawn)
         raw, heated = logprob_at(logits, token), _heated(logits, heat)
         tempered = jnp.where(is_cold, raw, logprob_at(heated, token))

@@ -1,7 +1,8 @@
-"""Sums over the last axis in an order that is written down, the same in every program."""
+"""Reductions over the last axis made of element-wise operations, in an order that is written down."""
 
 import functools
 import operator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +12,26 @@ _FAN_IN = 8
 
 
 def ordered_sum(x: jax.Array) -> jax.Array:
-    """Returns the sum over the last axis, made of element-wise additions only.
+    """Returns the sum over the last axis, the same bits in every program.
 
     A plain reduction leaves the order to the compiler, which decides by shape: a row's sum would depend on how many
-    rows are computed with it (measured on a CPU: 2 rows against 8). Here eighths are added to each other until one
-    element is left.
+    rows are computed with it (measured on a CPU: 2 rows against 8).
 
     Args:
       x: f32[* n]
     """
+    return reduce_eighths(operator.add, x, 0)
+
+
+def reduce_eighths(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, neutral: float) -> jax.Array:
+    """Returns the last axis combined to one element: eighths with each other until one element is left.
+
+    Args:
+      x: [* n]
+      neutral: what changes nothing in `combine`, to fill up with.
+    """
     while x.shape[-1] > 2 * _FAN_IN:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % _FAN_IN)])
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % _FAN_IN)], constant_values=neutral)
         # without the barrier the compiler would write out the whole tree for each row
-        x = lax.optimization_barrier(_add(jnp.split(x, _FAN_IN, axis=-1)))
-    return _add([x[..., index] for index in range(x.shape[-1])])
-
-
-def _add(parts: list[jax.Array]) -> jax.Array:
-    return functools.reduce(operator.add, parts)
+        x = lax.optimization_barrier(functools.reduce(combine, jnp.split(x, _FAN_IN, axis=-1)))
+    return functools.reduce(combine, [x[..., index] for index in range(x.shape[-1])])

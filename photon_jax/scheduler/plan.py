@@ -56,16 +56,18 @@ class StepPlan:
       scheduled: one row for each sequence that takes part.
       preempted: request ids put back to waiting by this call.
       num_steps: decode steps that run one after the other without the host; a row takes part in its first ones.
+      prompt_rows: those of the rows that compute tokens of a prompt, or the first ones since an admission.
+      num_tokens: computed by the step.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
     preempted: tuple[str, ...] = ()
     num_steps: int = 1
+    prompt_rows: tuple[ScheduledSequence, ...] = ()
+    num_tokens: int = dataclasses.field(init=False)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed by the step."""
-        return sum([item.num_new_tokens for item in self.scheduled])
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", sum([item[2] for item in self.scheduled]))
 
     @property
     def is_decode(self) -> bool:
@@ -90,3 +92,15 @@ class StepResult:
     score_is_greedy: np.ndarray | None = None  # bool[num_scores]
     score_top_ids: np.ndarray | None = None  # i32[num_scores W]
     score_top_logprobs: np.ndarray | None = None  # f32[num_scores W]
+
+    def by_row(self, num_rows: int) -> "StepResult":
+        """Returns the same with the sampled tokens' arrays as [rows steps *]."""
+        sampled = {name: getattr(self, name) for name in ("token_ids", "logprobs", "top_ids", "top_logprobs")}
+        return dataclasses.replace(
+            self,
+            **{
+                name: np.ascontiguousarray(array.reshape(-1, num_rows, *array.shape[1:]).swapaxes(0, 1))
+                for name, array in sampled.items()
+                if array is not None
+            },
+        )

@@ -1,6 +1,7 @@
 """Scheduler: which tokens of which sequences each step computes, and what becomes of the results. Host only."""
 
 import collections
+import itertools
 
 from photon_jax.cache.block_manager import BlockManager
 from photon_jax.cache.layout import CacheLayout
@@ -9,6 +10,7 @@ from photon_jax.errors import CapacityError, RequestError
 from photon_jax.outputs import FinishReason, TokenDelta
 from photon_jax.request import Request
 from photon_jax.scheduler.counters import SchedulerCounters
+from photon_jax.scheduler.dispatch import choose_num_steps, may_lack_blocks
 from photon_jax.scheduler.limits import Limits
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
 from photon_jax.scheduler.results import end_delta, take_tokens
@@ -125,19 +127,18 @@ class Scheduler:
         Returns an empty plan if nothing is left to do, or nothing before earlier results are applied.
         """
         running = list(self._running.values())
-        num_steps = self._choose_num_steps(running)
-        if self._in_flight and self._count_missing(running, num_steps) > self._blocks.num_free:
+        num_free = self._blocks.num_free
+        num_steps = 1 if self._waiting else choose_num_steps(running, self._config, self._layout, num_free)
+        if self._in_flight and may_lack_blocks(running, num_steps, self._layout, num_free):
             return StepPlan(())  # results on their way may end a sequence: none is preempted before they are known
-        rows, preempted = self._schedule_running(running, num_steps)
-        size = self._layout.block_size
-        for seq, start, num_new_tokens, _, _ in rows:
-            if (start + num_new_tokens) // size > seq.num_offered_blocks:
-                self._offer_full_blocks(seq, start + num_new_tokens)
+        rows, prompt_rows, preempted = self._schedule_running(running, num_steps)
         if not preempted:
-            num_tokens = sum(row.num_new_tokens for row in rows)
-            rows += self._schedule_waiting(self._config.max_num_batched_tokens - num_tokens)
-        rows.sort(key=lambda row: row.num_new_tokens > 1)  # decode rows first; the order is stable
-        plan = StepPlan(tuple(rows), tuple(preempted), num_steps)
+            admitted = self._schedule_waiting(self._config.max_num_batched_tokens - sum([row[2] for row in rows]))
+            rows += admitted
+            prompt_rows += admitted
+        if prompt_rows:
+            rows.sort(key=lambda row: row.num_new_tokens > 1)  # decode rows first; the order is stable
+        plan = StepPlan(tuple(rows), tuple(preempted), num_steps, tuple(prompt_rows))
         may_be_empty = self._in_flight or not (self.has_unfinished if self.admits_new else self.has_begun)
         assert rows or may_be_empty, f"{self.num_waiting} wait, {self.num_running} run, empty plan"
         if rows:
@@ -145,59 +146,58 @@ class Scheduler:
             self._advance(plan)
         return plan
 
-    def _choose_num_steps(self, running: list[SequenceState]) -> int:
-        """Returns the decode steps of the next dispatch: several where nobody waits and nobody computes a prompt."""
-        num_steps = self._config.max_steps_per_dispatch or 1
-        if num_steps == 1 or self._waiting:
-            return 1
-        if any(seq.num_uncomputed_tokens > 1 or not seq.is_plain for seq in running):
-            return 1
-        most = max((seq.max_num_slots - seq.num_computed_tokens for seq in running), default=0)
-        is_useful = most >= num_steps and self._count_missing(running, num_steps) <= self._blocks.num_free
-        return num_steps if is_useful else 1
-
-    def _count_missing(self, running: list[SequenceState], num_steps: int) -> int:
-        """Returns the blocks that the decoding sequences lack for so many steps; the others have all of theirs."""
-        size, missing = self._layout.block_size, 0
-        for seq in running:
-            end = min(seq.num_computed_tokens + num_steps, seq.max_num_slots)
-            if end > len(seq.block_ids) * size:
-                missing += self._layout.blocks_for(end) - len(seq.block_ids)
-        return missing
-
     def _schedule_running(
         self, running: list[SequenceState], num_steps: int
-    ) -> tuple[list[ScheduledSequence], list[str]]:
+    ) -> tuple[list[ScheduledSequence], list[ScheduledSequence], list[str]]:
+        """Returns the rows of running sequences, those of them that compute a prompt, and the ids preempted."""
         rows: list[ScheduledSequence] = []
+        prompt_rows: list[ScheduledSequence] = []
         preempted: list[str] = []
+        filled: list[tuple[SequenceState, int]] = []
         budget, size = self._config.max_num_batched_tokens, self._layout.block_size
-        work = [(seq.num_uncomputed_tokens, seq) for seq in running]
         # decoding ones first, so that a long prompt never makes them wait; each kind in the order of arrival
-        for num_left, seq in sorted(work, key=lambda pair: pair[0] > 1):
-            if num_left == 0 or seq.admission == 0 or seq.awaits_token:
-                continue  # waiting for its last results or next mask, or preempted for one that arrived earlier
+        decoding, longer = [], []
+        for seq in running:
+            num_left = seq.num_uncomputed_tokens
+            if num_left == 1:
+                decoding.append(seq)
+            elif num_left:
+                longer.append((seq, num_left))
+        for seq, num_left in itertools.chain(zip(decoding, itertools.repeat(1), strict=False), longer):
+            if seq.admission == 0 or (seq.matcher is not None and seq.awaits_token):
+                continue  # preempted for one that arrived earlier, or waiting for its next mask
             if budget == 0:
                 break
+            start = seq.num_computed_tokens
             if num_steps > 1:
-                num_new_tokens = min(num_steps, seq.max_num_slots - seq.num_computed_tokens)
+                num_new_tokens = min(num_steps, seq.max_num_slots - start)
             else:
-                num_new_tokens = min(num_left, budget)
+                num_new_tokens = num_left if num_left < budget else budget
                 budget -= num_new_tokens
-            end = seq.num_computed_tokens + num_new_tokens
+            end = start + num_new_tokens
             if end > len(seq.block_ids) * size:
                 preempted += self._grow(seq, end)
-            if seq.admission:
-                rows.append(_make_row(seq, num_new_tokens, num_left, num_steps))
+                if seq.admission == 0:
+                    continue
+            row = _make_row(seq, num_new_tokens, num_left, num_steps)
+            rows.append(row)
+            if start < seq.num_prompt_tokens:
+                prompt_rows.append(row)
+            if end // size > seq.num_offered_blocks:
+                filled.append((seq, end))
+        for seq, end in filled:
+            self._offer_full_blocks(seq, end)
         assert not (preempted and any(row.is_void for row in rows)), "a scheduled sequence was preempted"
-        return rows, preempted
+        return rows, prompt_rows, preempted
 
     def _advance(self, plan: StepPlan) -> None:
         self.counters.num_steps += plan.num_steps
         self.counters.num_scheduled_tokens += plan.num_tokens
         for seq, _, num_new_tokens, num_sampled, _ in plan.scheduled:
             seq.num_computed_tokens += num_new_tokens
-            seq.num_pending += num_sampled
-            self.counters.num_chunks += num_sampled == 0 and seq.num_uncomputed_tokens > 0
+            seq.num_tokens += num_sampled
+            if not num_sampled:
+                self.counters.num_chunks += seq.num_uncomputed_tokens > 0
 
     def _grow(self, seq: SequenceState, num_tokens: int) -> list[str]:
         """Gives `seq` the blocks for `num_tokens`; returns the ids preempted for them, maybe its own."""
@@ -233,18 +233,18 @@ class Scheduler:
         self._free_slots.append(seq.state_slot)
         seq.block_ids = []
         seq.admission = 0
-        seq.num_pending = 0  # rows in flight are void: what they sample comes again, or is not wanted
+        seq.num_tokens = len(seq.token_ids)  # rows in flight are void: what they sample comes again, or is not wanted
         seq.num_computed_tokens = 0
         seq.num_offered_blocks = 0
         seq.state_slot = 0
 
     def _schedule_waiting(self, budget: int) -> list[ScheduledSequence]:
         rows: list[ScheduledSequence] = []
-        if not self._waiting:
+        if not (self._waiting and budget > 0 and self._free_slots):
             return rows
         # blocks that the next steps may want: one more for each running sequence that can grow. Admission leaves them
         # alone, so that a sequence is not admitted only to be preempted before it makes progress
-        reserve = sum(seq.may_grow for seq in self._running.values())
+        reserve = sum([seq.may_grow for seq in self._running.values()])
         while self._waiting and budget > 0 and self._free_slots:
             seq = next(iter(self._waiting.values()))
             is_held_back = seq.num_preemptions == 0 and not self.admits_new
@@ -294,19 +294,21 @@ class Scheduler:
         num_rows = len(plan.scheduled)
         assert len(result.token_ids) == num_rows * plan.num_steps, f"{len(result.token_ids)} tokens, {num_rows} rows"
         self._in_flight.popleft()
+        result = result.by_row(num_rows)
         token_ids = result.token_ids.tolist()
-        deltas = []
+        deltas: list[TokenDelta] = []
         end = 0
-        for row, item in enumerate(plan.scheduled):
-            seq = item.seq
+        for row, (item, sampled, logprobs) in enumerate(
+            zip(plan.scheduled, token_ids, list(result.logprobs), strict=True)
+        ):
+            seq, _, _, num_sampled, admission = item
             begin, end = end, end + (0 if seq.is_plain else len(item.scores))
-            if seq.admission != item.admission:
+            if seq.admission != admission:
                 continue
             if not seq.is_plain and seq.request.wants_scores:
                 take_scores(item, result, begin)
-            if item.num_sampled:
-                sampled = token_ids[row : row + item.num_sampled * num_rows : num_rows]
-                delta = take_tokens(item, result, sampled, row, num_rows)
+            if num_sampled:
+                delta = take_tokens(item, result, row, sampled[:num_sampled], logprobs)
                 deltas.append(delta)
                 if delta.finish_reason is not None:
                     self._offer_full_blocks(seq, len(seq.token_ids) - 1)  # nothing is computed of the last token
@@ -392,5 +394,7 @@ class Scheduler:
 
 
 def _make_row(seq: SequenceState, num_new_tokens: int, num_left: int, num_steps: int) -> ScheduledSequence:
-    num_sampled = num_new_tokens if num_steps > 1 else int(num_new_tokens == num_left and not seq.request.score)
+    num_sampled = num_new_tokens
+    if num_steps == 1:
+        num_sampled = 1 if num_new_tokens == num_left and not seq.request.score else 0
     return ScheduledSequence(seq, seq.num_computed_tokens, num_new_tokens, num_sampled, seq.admission)

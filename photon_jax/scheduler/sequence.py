@@ -26,7 +26,6 @@ class SequenceState:
     max_num_slots: int  # tokens of the cache that it takes at its greatest length
     max_num_blocks: int  # blocks held then
     num_computed_tokens: int = 0  # tokens whose K and V are in the cache once the planned steps are done
-    num_pending: int = 0  # tokens that planned steps sample; they come after token_ids, and are not known yet
     admission: int = 0  # its own each time that it starts to run; 0 while it does not
     block_ids: list[int] = dataclasses.field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
@@ -37,12 +36,18 @@ class SequenceState:
     num_offered_blocks: int = 0  # blocks that came from the prefix cache or were offered to it
     scores: PromptLogprobs | None = None  # of the prompt's tokens where asked for, filled chunk by chunk
     num_scored: int = 0  # entries of `scores` that are there
+    num_prompt_tokens: int = dataclasses.field(init=False)  # that the request gave
+    num_tokens: int = dataclasses.field(init=False)  # of prompt and output, pending ones included
     is_plain: bool = dataclasses.field(init=False)  # asks for no scores, no most likely tokens and no controls
+    is_random: bool = dataclasses.field(init=False)  # whether its tokens are drawn
     matcher: TokenMatcher | None = dataclasses.field(init=False)  # has taken its output tokens; None without a grammar
 
     def __post_init__(self) -> None:
         request = self.request
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_tokens = len(self.token_ids)
         self.matcher = None if request.grammar is None else request.grammar.start()
+        self.is_random = bool(request.params.temperature)
         self.is_plain = not (request.wants_scores or request.params.logprobs or request.has_controls)
 
     @property
@@ -51,19 +56,14 @@ class SequenceState:
         return self.request.request_id
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of prompt and output, pending ones included."""
-        return len(self.token_ids) + self.num_pending
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that the request gave."""
-        return len(self.request.prompt_token_ids)
+    def num_pending(self) -> int:
+        """Tokens that planned steps sample; they come after token_ids, and are not known yet."""
+        return self.num_tokens - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far, pending ones not included."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -15,7 +15,7 @@ from photon_jax.server.answering import (
     raise_if_cut,
     total_usage,
 )
-from photon_jax.server.chat_parts import AnswerParts, ToolUse, whole_calls
+from photon_jax.server.chat_parts import AnswerParts, ToolUse
 from photon_jax.server.logprobs import TokenNames, chat_logprobs, prompt_logprob_list
 from photon_jax.server.protocol_chat import (
     AnswerMessage,
@@ -45,9 +45,9 @@ class ChatJob:
     tool_use: ToolUse
     reasoning_start: Start
 
-    def parts(self, *, is_whole: bool) -> AnswerParts:
+    def parts(self) -> AnswerParts:
         """Returns what splits the text of one choice; see there."""
-        return AnswerParts(self.tool_use, self.reasoning_start, is_whole=is_whole)
+        return AnswerParts(self.tool_use, self.reasoning_start)
 
 
 def whole_answer(job: ChatJob, output: RequestOutput) -> ChatAnswer:
@@ -68,14 +68,14 @@ def whole_answer(job: ChatJob, output: RequestOutput) -> ChatAnswer:
 
 
 def _choice(job: ChatJob, completion: CompletionOutput) -> ChatChoice:
-    parts = job.parts(is_whole=True)
-    delta = parts.push(completion.text, is_last=True)
-    message: AnswerMessage = {"role": "assistant", "content": delta.get("content", ""), "refusal": None}
-    if "reasoning" in delta:
-        message["reasoning"] = delta["reasoning"]
+    parts = job.parts()
+    found = parts.push(completion.text, is_last=True)
+    message: AnswerMessage = {"role": "assistant", "content": found.content, "refusal": None}
+    if found.reasoning:
+        message["reasoning"] = found.reasoning
     if parts.has_calls:
-        message["content"] = delta.get("content")
-        message["tool_calls"] = whole_calls(delta)
+        message["content"] = found.content or None
+        message["tool_calls"] = found.whole_calls()
     choice: ChatChoice = {
         "index": completion.index,
         "message": message,
@@ -145,7 +145,7 @@ class _ChatStream:
             chunks.append({**self.chunk([]), "prompt_progress": make_progress(update)})
         for delta in update.deltas:
             if delta.index not in self._parts:
-                self._parts[delta.index] = self._job.parts(is_whole=False)
+                self._parts[delta.index] = self._job.parts()
                 chunks.append(self._first_chunk(delta.index))
         self.usage.add(0, update)
         for delta in update.deltas:
@@ -166,7 +166,7 @@ class _ChatStream:
     def _choice(self, delta: "SampleDelta") -> ChatChunkChoice | None:
         """Returns what a chunk says of a choice; None when there is nothing to say."""
         parts = self._parts[delta.index]
-        added = parts.push(delta.text, is_last=delta.finish_reason is not None)
+        added = parts.push(delta.text, is_last=delta.finish_reason is not None).delta()
         finish_reason = _finish_reason(delta.finish_reason, parts)
         logprobs: ChoiceLogprobs | None = None
         if delta.logprobs is not None and delta.token_ids:

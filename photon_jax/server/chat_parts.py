@@ -9,7 +9,7 @@ from photon_jax.server.protocol_chat import ChatDelta, ChatRequest, NamedTool, T
 from photon_jax.structured_outputs import StructuredOutputs
 from photon_jax.text import tool_calls
 from photon_jax.text.reasoning import ReasoningSplitter, Start
-from photon_jax.text.tool_calls import AnswerDelta, ToolCallParser, ToolFormat
+from photon_jax.text.tool_calls import ToolCallParser, ToolFormat
 from photon_jax.text.tool_grammar import force_tool_calls
 
 
@@ -63,43 +63,61 @@ def template_tools(body: ChatRequest) -> list[Mapping[str, Json]] | None:
     return [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What a piece of text added to the parts of a choice."""
+
+    reasoning: str
+    content: str
+    calls: tuple[tool_calls.ToolCallDelta, ...]
+
+    def delta(self) -> ChatDelta:
+        """Returns it as a stream tells it: without what nothing was added to."""
+        delta: ChatDelta = {}
+        if self.reasoning:
+            delta["reasoning"] = self.reasoning
+        if self.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in self.calls]
+        if self.content:
+            delta["content"] = self.content
+        return delta
+
+    def whole_calls(self) -> list[ToolCall]:
+        """Returns the calls of an answer that came at once."""
+        return [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in tool_calls.join_calls(self.calls)
+        ]
+
+
 class AnswerParts:
     """Splits the text of one choice into its parts as it comes."""
 
-    def __init__(self, use: ToolUse, start: Start, *, is_whole: bool) -> None:
+    def __init__(self, use: ToolUse, start: Start) -> None:
         """Begins a choice.
 
         Args:
           start: where in its reasoning the answer begins; "after" where the model doesn't reason.
-          is_whole: whether all text comes at once: a call that breaks off is then content.
         """
         self._use = use
         self._reasoning = None if start == "after" else ReasoningSplitter(start)
-        self._calls = None if use.form is None else ToolCallParser(use.form, holds_calls=is_whole)
+        self._calls = None if use.form is None else ToolCallParser(use.form)
         self.has_calls = False
 
-    def push(self, text: str, *, is_last: bool) -> ChatDelta:
+    def push(self, text: str, *, is_last: bool) -> Part:
         """Returns what the next piece of text adds; nothing while it is not clear yet what it belongs to."""
-        found: ChatDelta = {}
+        reasoning = ""
         if self._reasoning is not None:
             parts = [self._reasoning.push(text), *([self._reasoning.flush()] if is_last else ())]
             text = "".join(part.content for part in parts)
             reasoning = "".join(part.reasoning for part in parts)
-            if reasoning:
-                found["reasoning"] = reasoning
+        calls: tuple[tool_calls.ToolCallDelta, ...] = ()
         if self._calls is not None:
             deltas = [self._calls.push(text), *([self._calls.flush()] if is_last else ())]
             text = "".join(delta.content for delta in deltas)
-            self._add_calls(found, deltas)
-        if text:
-            found["content"] = text
-        return found
-
-    def _add_calls(self, found: ChatDelta, deltas: list[AnswerDelta]) -> None:
-        calls = [_call_delta(call) for delta in deltas for call in delta.tool_calls if self._is_kept(call.index)]
-        if calls:
-            found["tool_calls"] = calls
-            self.has_calls = True
+            calls = tuple(call for delta in deltas for call in delta.tool_calls if self._is_kept(call.index))
+            self.has_calls |= bool(calls)
+        return Part(reasoning=reasoning, content=text, calls=calls)
 
     def _is_kept(self, index: int) -> bool:
         return self._use.is_parallel or index == 0
@@ -110,15 +128,3 @@ def _call_delta(call: tool_calls.ToolCallDelta) -> ToolCallDelta:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function: Json = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
-def whole_calls(delta: ChatDelta) -> list[ToolCall]:
-    """Returns the calls of an answer that came at once."""
-    return [
-        {
-            "id": call["id"],
-            "type": "function",
-            "function": {"name": call["function"]["name"], "arguments": call["function"]["arguments"]},
-        }
-        for call in delta.get("tool_calls", [])
-    ]

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 
 from photon_jax.client.submission import Prompt
-from photon_jax.errors import RequestError
+from photon_jax.server.errors import ContextLengthError, FieldError, about_field
 from photon_jax.server.protocol import Json
 from photon_jax.server.protocol_chat import ChatMessage, ChatRequest
+from photon_jax.server.sampling import check_text
 from photon_jax.text.reasoning import Start, reasoning_start, shows_reasoning
 from photon_jax.text.tokenizer import Tokenizer
 
@@ -18,6 +19,7 @@ def encode_chat(
     tokenizer: Tokenizer | None,
     messages: Sequence[ChatMessage],
     *,
+    max_model_len: int | None = None,
     tools: Sequence[Mapping[str, Json]] | None,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
@@ -26,27 +28,45 @@ def encode_chat(
     """Returns the prompt of a conversation.
 
     Args:
+      max_model_len: for which a conversation may be too long; None for no bound.
       add_generation_prompt: None for true, unless the final message is continued.
       template_kwargs: more variables for the template.
 
     Raises:
-      RequestError: there is no chat template, or it refuses the conversation.
+      FieldError: there is no chat template, or it refuses the conversation.
+      ContextLengthError: the conversation is much too long.
     """
     if tokenizer is None:
-        raise RequestError("the model has no tokenizer, so it has no chat template; use /v1/completions with token ids")
+        raise FieldError(
+            "messages", "the model has no tokenizer, so it has no chat template; use /v1/completions with token ids"
+        )
     kwargs = dict(template_kwargs or {})
     taken = next((name for name in _RESERVED if name in kwargs), None)
     if taken is not None:
-        raise RequestError(f"chat_template_kwargs can't hold {taken}, which is a field of the request")
+        raise FieldError("chat_template_kwargs", f"chat_template_kwargs can't hold {taken}, a field of the request")
     if continue_final_message:
         kwargs["continue_final_message"] = True
-    ids = tokenizer.encode_chat(
-        [template_message(message) for message in messages],
-        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
-        tools=tools,
-        **kwargs,
+    if tools is not None:
+        kwargs["tools"] = tools
+    kwargs["add_generation_prompt"] = (
+        not continue_final_message if add_generation_prompt is None else add_generation_prompt
     )
-    return Prompt(token_ids=tuple(ids))
+    plain = [template_message(message) for message in messages]
+    with about_field("messages"):
+        if max_model_len is not None:
+            _check_chars(tokenizer, plain, kwargs, max_model_len)
+        return Prompt(token_ids=tuple(tokenizer.encode_chat(plain, **kwargs)))
+
+
+def _check_chars(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Json]], kwargs: Mapping[str, Json], max_model_len: int
+) -> None:
+    """Raises ContextLengthError where a conversation has too many characters, also as its template writes it."""
+    try:
+        check_text(tokenizer, len(json.dumps(messages, ensure_ascii=False)), max_model_len, param="messages")
+    except ContextLengthError:  # the template may leave some out
+        text = tokenizer.apply_chat_template(messages, **kwargs)
+        check_text(tokenizer, len(text), max_model_len, param="messages")
 
 
 def where_reasoning_is(tokenizer: Tokenizer | None, body: ChatRequest, prompt: Prompt) -> Start:

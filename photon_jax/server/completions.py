@@ -1,26 +1,27 @@
 """POST /v1/completions."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from fastapi.requests import Request
 from starlette.responses import Response
 
-from photon_jax.client.prompts import as_list, encode_each
+from photon_jax.client.prompts import as_list
 from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
 from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, stream_all
 from photon_jax.server.completion_answer import CompletionJob, chunk_events, whole_answer
 from photon_jax.server.documents import generating
+from photon_jax.server.errors import FieldError, about_field
 from photon_jax.server.json_answer import JsonAnswer
 from photon_jax.server.logprobs import TokenNames
 from photon_jax.server.protocol_completions import CompletionAnswer, CompletionRequest
-from photon_jax.server.sampling import check_length, check_model, sampling_params
+from photon_jax.server.sampling import check_length, check_model, check_text, form_field, sampling_params
 from photon_jax.server.state import ServerState
 from photon_jax.server.streaming import EventStream, unless_disconnected
 from photon_jax.server.unsupported import FieldCheck
-from photon_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from photon_jax.client.async_llm import AsyncLLM
@@ -55,23 +56,22 @@ def _make_job(state: ServerState, engine: "AsyncLLM", body: CompletionRequest) -
     tokenizer = engine.llm.tokenizer
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
-        raise RequestError("max_tokens must be at least 1, got 0; only with echo may it be 0")
+        raise FieldError("max_tokens", "max_tokens must be at least 1, got 0; only with echo may it be 0")
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         if prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs don't go with echo and logprobs, which give them too")
+            raise FieldError("prompt_logprobs", "prompt_logprobs don't go with echo and logprobs, which give them too")
         prompt_logprobs = body.logprobs
     # An echo without output runs for one token, which is left out: the engine always makes one.
     params = sampling_params(
         body, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, prompt_logprobs=prompt_logprobs
     )
-    prompts = _encode_prompts(tokenizer, body)
+    prompts = _encode_prompts(engine, body, max(max_tokens, 1))
     if len(prompts) * params.n > MAX_CHOICES:
-        raise RequestError(f"{len(prompts)} prompts with n={params.n}: at most {MAX_CHOICES} choices, ask for fewer")
-    for prompt in prompts:
-        check_length(len(prompt.token_ids), max(max_tokens, 1), engine.max_model_len)
+        raise FieldError("n", f"{len(prompts)} prompts with n={params.n}: at most {MAX_CHOICES} choices, ask for fewer")
     asked = [Asked(prompt, params) for prompt in prompts]
-    compile_form(engine, asked[0])
+    with about_field(form_field(body)):
+        compile_form(engine, asked[0])
     return CompletionJob(
         body=body,
         asked=asked,
@@ -82,18 +82,37 @@ def _make_job(state: ServerState, engine: "AsyncLLM", body: CompletionRequest) -
     )
 
 
-def _encode_prompts(tokenizer: Tokenizer | None, body: CompletionRequest) -> list[Prompt]:
+def _encode_prompts(engine: "AsyncLLM", body: CompletionRequest, max_tokens: int) -> list[Prompt]:
     adds_special = body.add_special_tokens is not False
+    tokenizer, max_model_len, vocab_size = engine.llm.tokenizer, engine.max_model_len, engine.llm.config.vocab_size
 
-    def encode(prompt: object) -> Prompt:
-        if not isinstance(prompt, str):
-            assert isinstance(prompt, list), f"a prompt is a text or ids, got {prompt!r:.100}"
-            return Prompt(token_ids=tuple(prompt))
-        if tokenizer is None:
+    def encode(given: object) -> Prompt:
+        if not isinstance(given, str):
+            assert isinstance(given, list), f"a prompt is a text or ids, got {given!r:.100}"
+            prompt = Prompt(token_ids=tuple(given))
+        elif tokenizer is None:
             raise RequestError("the prompt is text and the model has no tokenizer; give token ids")
-        return Prompt(token_ids=tuple(tokenizer.encode(prompt, add_special_tokens=adds_special)), text=prompt)
+        else:
+            check_text(tokenizer, len(given), max_model_len, param="prompt")
+            prompt = Prompt(token_ids=tuple(tokenizer.encode(given, add_special_tokens=adds_special)), text=given)
+        check_length(len(prompt.token_ids), max_tokens, max_model_len, param="prompt")
+        wrong = next((token_id for token_id in prompt.token_ids if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"the prompt holds {wrong}; the model's ids are 0 to {vocab_size - 1}")
+        if not prompt.token_ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        return prompt
 
     prompts = as_list(body.prompt)
     if not prompts:
-        raise RequestError("prompt is an empty list; give at least one prompt")
-    return encode_each(prompts, encode)
+        raise FieldError("prompt", "prompt is an empty list; give at least one prompt")
+    return [_encode_as(index, len(prompts), given, encode) for index, given in enumerate(prompts)]
+
+
+def _encode_as(index: int, num_prompts: int, given: object, encode: Callable[[object], Prompt]) -> Prompt:
+    """Returns a prompt; of several, an error says which it is."""
+    try:
+        with about_field("prompt"):
+            return encode(given)
+    except FieldError as error:
+        raise error if num_prompts == 1 else type(error)("prompt", f"prompt {index}: {error}") from error

@@ -1,14 +1,18 @@
 """Connections: HTTP/1.1 with bounds on how many there are, and on how long a client may keep one waiting."""
 
 import asyncio
+import sys
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from photon_jax.server.errors import RETRY_AFTER_S, error_response
 
-MAX_HEADER_BYTES = 32 * 1024  # request line and headers together
-
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 
 
 class GuardedProtocol(H11Protocol):
@@ -52,8 +56,12 @@ class GuardedProtocol(H11Protocol):
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP."""
-        self._refuse(400, msg)
+        """Answers what is no HTTP, or has no end; called where h11's error is handled."""
+        is_endless = getattr(sys.exception(), "error_status_hint", 400) == 431
+        if is_endless:
+            self._refuse(431, "the request's headers are longer than they may be")
+        else:
+            self._refuse(400, msg)
 
     def pause_writing(self) -> None:
         """Gives a reader that takes too little `timeout_s` to take the rest."""

@@ -1,8 +1,10 @@
 """Errors as answers: every failure becomes a body in OpenAI's form with the status that fits it."""
 
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +17,9 @@ from starlette.responses import Response
 from photon_jax.errors import CapacityError, EngineDeadError, PhotonError, RequestError
 from photon_jax.server.json_answer import JsonAnswer
 from photon_jax.server.protocol import ErrorAnswer, ErrorDetail
+from photon_jax.server.protocol_chat import ChatRequest
+from photon_jax.server.protocol_completions import CompletionRequest
+from photon_jax.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 
 RETRY_AFTER_S = 1
 _CLIENT_CLOSED_REQUEST = 499  # as other servers log it
@@ -24,20 +29,20 @@ _MAX_FAULTS = 10
 _logger = logging.getLogger(__name__)
 
 
-class ContextLengthError(RequestError):
-    """A prompt and its max_tokens are longer than the model's context."""
-
-
 class FieldError(RequestError):
     """A field of the request can't be as it is.
 
     Attributes:
-      param: its name.
+      param: its name; None where no single field is at fault.
     """
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str | None, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class ContextLengthError(FieldError):
+    """A prompt and its max_tokens are longer than the model's context; the field is the one to shorten."""
 
 
 class UnknownModelError(RequestError):
@@ -88,11 +93,10 @@ def status_and_detail(error: PhotonError) -> tuple[int, ErrorDetail]:
     """Returns the HTTP status of an error and what its body says."""
     if isinstance(error, UnknownModelError):
         return 404, error_detail(404, str(error), param="model", code="model_not_found")
-    if isinstance(error, ContextLengthError):
-        return 400, error_detail(400, str(error), code="context_length_exceeded")
     if isinstance(error, RequestError):
-        param = error.param if isinstance(error, FieldError) else _field_of(str(error))
-        return 400, error_detail(400, str(error), param=param)
+        param = error.param if isinstance(error, FieldError) else field_of(str(error))
+        code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+        return 400, error_detail(400, str(error), param=param, code=code)
     if isinstance(error, CapacityError):
         return 503, error_detail(503, str(error), code="overloaded")
     if isinstance(error, AbortedError):
@@ -102,13 +106,42 @@ def status_and_detail(error: PhotonError) -> tuple[int, ErrorDetail]:
     return 500, error_detail(500, str(error) or "an internal error; the server's log has its cause")
 
 
-def _field_of(message: str) -> str | None:
-    """Returns the field that a message begins with, as ours about one field do."""
-    first = message.split(" ", 1)[0]
-    return first if first.isidentifier() and ("_" in first or first in _ONE_WORD_FIELDS) else None
+def field_of(message: str) -> str | None:
+    """Returns the field that a message is about: as ours, it begins with its name, or else names it first.
+
+    What stands in quotes is the caller's own, and before a colon may stand which of the prompts it is.
+    """
+    about, own = re.match(r"(?:prompt \d+: )?(.*)", message, re.DOTALL), re.compile(r"'.*?'|\".*?\"", re.DOTALL)
+    text = own.sub("", about[1]) if about is not None else ""
+    words = re.findall(r"[A-Za-z0-9_]+", text)
+    first = next((word for word in words[:1] if word in _FIELDS), None)
+    named = next((word for word in words if word in _FIELDS and "_" in word), None)
+    return first or named or ("prompt" if message.startswith("prompt ") else None)
 
 
-_ONE_WORD_FIELDS = frozenset({"n", "stop", "seed", "temperature", "logprobs", "messages", "tools", "prompt", "echo"})
+@contextlib.contextmanager
+def about_field(param: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Makes a RequestError that is raised inside say which field it is about.
+
+    Args:
+      param: where its message names none.
+      names: of fields that the request has under other names.
+    """
+    try:
+        yield
+    except FieldError:
+        raise
+    except RequestError as error:
+        found = field_of(str(error)) or param
+        name = (names or {}).get(found, found)
+        raise FieldError(name, re.sub(rf"\b{found}\b", name, str(error))) from error
+
+
+_FIELDS = frozenset(
+    name
+    for request in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    for name in request.model_fields
+)
 
 
 def photon_error_response(error: PhotonError) -> JsonAnswer:
@@ -135,7 +168,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_photon_error(_: Request, error: Exception) -> JsonAnswer:
         assert isinstance(error, PhotonError), f"{error!r} has another handler"
-        if status_and_detail(error)[0] >= 500 and not isinstance(error, CapacityError):
+        if isinstance(error, AbortedError):
+            _logger.info("a request was ended: %s", error)
+        elif isinstance(error, EngineDeadError):  # whose cause was logged when it died
+            _logger.error("a request failed: %s", error)
+        elif status_and_detail(error)[0] >= 500 and not isinstance(error, CapacityError):
             _logger.error("a request failed: %s", error, exc_info=error.__cause__)
         return photon_error_response(error)
 

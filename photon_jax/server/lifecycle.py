@@ -19,8 +19,8 @@ from photon_jax.errors import ConfigError, EngineDeadError
 from photon_jax.llm import LLM
 from photon_jax.progress import OnProgress
 from photon_jax.server.app import create_app
-from photon_jax.server.connections import MAX_HEADER_BYTES, guarded_protocol
-from photon_jax.server.limits import protect
+from photon_jax.server.connections import guarded_protocol
+from photon_jax.server.limits import MAX_HEADER_BYTES, protect
 from photon_jax.server.state import ServerSettings, ServerState
 
 Load = Callable[[OnProgress], LLM]

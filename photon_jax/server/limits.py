@@ -17,6 +17,7 @@ from photon_jax.server.json_checks import check_json
 from photon_jax.server.state import ServerState
 
 MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024  # request line and headers together
 MAX_BUFFERED_BYTES = 256 * 2**20  # bodies of all requests together
 DISCARD_S = 5.0  # for which a refused body is still read, so that its client gets to read the answer
 
@@ -38,7 +39,7 @@ def protect(app: ASGIApp, state: ServerState) -> ASGIApp:
     What is refused counts in `state.refused`, by the reasons in state.py.
     """
     settings, refused = state.settings, state.refused
-    app = BodyLimits(app, settings.max_body_bytes, settings.client_timeout_s, refused)
+    app = BodyLimits(Heads(app), settings.max_body_bytes, settings.client_timeout_s, refused)
     if settings.api_keys:
         app = ApiKeys(app, settings.api_keys, refused)
     if settings.cors_origins:
@@ -83,7 +84,7 @@ class Envelope:
 
 
 class HeaderLimits:
-    """Refuses requests with too many headers; how long all are together is bounded where they are read."""
+    """Refuses requests with too many or too long headers; those that never end are refused where they are read."""
 
     def __init__(self, app: ASGIApp, refused: collections.Counter[str]) -> None:
         self._app = app
@@ -91,12 +92,43 @@ class HeaderLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if scope["type"] == "http" and len(scope["headers"]) > MAX_HEADERS:
+        message = _header_fault(scope) if scope["type"] == "http" else None
+        if message is not None:
             self._refused["headers"] += 1
-            message = f"the request has {len(scope['headers'])} headers, {MAX_HEADERS} are allowed"
             await error_response(431, message, headers=_CLOSE)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def _header_fault(scope: Scope) -> str | None:
+    headers = scope["headers"]
+    if len(headers) > MAX_HEADERS:
+        return f"the request has {len(headers)} headers, {MAX_HEADERS} are allowed"
+    line = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+    num_bytes = line + sum(len(name) + len(value) for name, value in headers)
+    if num_bytes > MAX_HEADER_BYTES:  # they came in one piece, which is read whole
+        return f"the request's line and headers are {num_bytes} bytes, {MAX_HEADER_BYTES} are allowed"
+    return None
+
+
+class Heads:
+    """Answers HEAD as GET, without the body: what a GET would begin to send is the whole answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})  # a stream sees its client leave then
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class ApiKeys:

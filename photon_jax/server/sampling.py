@@ -6,9 +6,10 @@ from typing import Any
 from photon_jax.controls import logit_bias_from_json
 from photon_jax.errors import RequestError
 from photon_jax.request import SamplingParams
-from photon_jax.server.errors import ContextLengthError, UnknownModelError
+from photon_jax.server.errors import ContextLengthError, FieldError, UnknownModelError, about_field
 from photon_jax.server.protocol import Json, SamplingFields
 from photon_jax.server.state import ServerState
+from photon_jax.text.tokenizer import Tokenizer
 
 # Fields that mean what they mean in SamplingParams.
 _SAME = (
@@ -19,9 +20,17 @@ _SAME = (
 
 
 def sampling_params(
-    fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    names: Mapping[str, str] | None = None,
 ) -> SamplingParams:
     """Returns how the tokens of a request are chosen; a field that is null or not there has its default.
+
+    Args:
+      names: of params that the request has under other names.
 
     Raises:
       RequestError: a value is out of range.
@@ -36,7 +45,14 @@ def sampling_params(
         raise RequestError("prompt_logprobs don't go with stream; leave one of them out")
     if fields.stream_options is not None and not fields.stream:
         raise RequestError("stream_options go with stream; leave them out")
-    return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    with about_field(form_field(fields), names):
+        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+def form_field(fields: SamplingFields) -> str:
+    """Returns the field that says which form an answer must have."""
+    is_format = fields.response_format is not None and fields.response_format.type != "text"
+    return "response_format" if is_format else "structured_outputs"
 
 
 def structured_outputs(fields: SamplingFields) -> Mapping[str, Json] | None:
@@ -45,11 +61,13 @@ def structured_outputs(fields: SamplingFields) -> Mapping[str, Json] | None:
     if wanted is None or wanted.type == "text":
         return fields.structured_outputs
     if fields.structured_outputs is not None:
-        raise RequestError("response_format and structured_outputs can't be combined; leave one of them out")
+        raise FieldError(
+            "response_format", "response_format and structured_outputs can't be combined; leave one of them out"
+        )
     if wanted.type == "json_object":
         return {"json_object": True}
     if wanted.json_schema is None or wanted.json_schema.json_schema is None:
-        raise RequestError("response_format of type json_schema needs a json_schema with a schema")
+        raise FieldError("response_format", "response_format of type json_schema needs a json_schema with a schema")
     return {"json": wanted.json_schema.json_schema}
 
 
@@ -59,11 +77,27 @@ def check_model(state: ServerState, name: str | None) -> None:
         raise UnknownModelError(f"the model {name[:200]!r} is not here; this server has {state.model_name!r}")
 
 
-def check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
-    """Raises ContextLengthError when a prompt and what it asks for are longer than the model's context."""
+def check_text(tokenizer: Tokenizer, num_chars: int, max_model_len: int, *, param: str) -> None:
+    """Raises ContextLengthError for a text that certainly is too long, before the time is taken to tokenize it."""
+    longest = tokenizer.max_token_chars
+    if longest is not None and num_chars > longest * max_model_len:
+        raise ContextLengthError(
+            param,
+            f"the model's context is {max_model_len} tokens, and the {num_chars} characters of the prompt are more, as "
+            f"no token has more than {longest}; shorten the prompt",
+        )
+
+
+def check_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, param: str) -> None:
+    """Raises ContextLengthError when a prompt and what it asks for are longer than the model's context.
+
+    Args:
+      param: the field of the prompt.
+    """
     asked = 1 if max_tokens is None else max_tokens
     if num_prompt_tokens + asked > max_model_len:
         raise ContextLengthError(
+            param,
             f"the model's context is {max_model_len} tokens, the request needs {num_prompt_tokens + asked}: "
-            f"{num_prompt_tokens} of the prompt and {asked} to generate; shorten the prompt or lower max_tokens"
+            f"{num_prompt_tokens} of the prompt and {asked} to generate; shorten the prompt or lower max_tokens",
         )

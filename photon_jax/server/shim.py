@@ -11,12 +11,12 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from photon_jax.client.submission import Prompt
-from photon_jax.errors import RequestError
 from photon_jax.request import SamplingParams
 from photon_jax.server.answering import Asked, generate_all
 from photon_jax.server.documents import reading
+from photon_jax.server.errors import FieldError, about_field
 from photon_jax.server.protocol import Fields
-from photon_jax.server.sampling import check_length
+from photon_jax.server.sampling import check_length, check_text
 from photon_jax.server.state import ServerState
 from photon_jax.server.streaming import unless_disconnected
 
@@ -78,10 +78,12 @@ def router(state: ServerState) -> APIRouter:
 def _asked(engine: "AsyncLLM", body: OldChatRequest) -> Asked:
     tokenizer = engine.llm.tokenizer
     if tokenizer is None:
-        raise RequestError("the model has no tokenizer, so it can't chat; use /v1/completions with token ids")
-    ids = tokenizer.encode_chat([{"role": "user", "content": body.message}])
+        raise FieldError("message", "the model has no tokenizer, so it can't chat; use /v1/completions with token ids")
+    check_text(tokenizer, len(body.message), engine.max_model_len, param="message")
+    with about_field("message"):
+        ids = tokenizer.encode_chat([{"role": "user", "content": body.message}])
     room = engine.max_model_len - len(ids)
     max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room)) if body.max_tokens is None else body.max_tokens
-    check_length(len(ids), max_tokens, engine.max_model_len)
+    check_length(len(ids), max_tokens, engine.max_model_len, param="message")
     params = SamplingParams(max_tokens=max_tokens, temperature=body.temperature, top_p=body.top_p)
     return Asked(Prompt(token_ids=tuple(ids)), params)

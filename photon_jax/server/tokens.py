@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
-from photon_jax.errors import RequestError
 from photon_jax.server.chat_prompt import encode_chat
 from photon_jax.server.documents import errors
+from photon_jax.server.errors import FieldError, about_field
 from photon_jax.server.logprobs import TokenNames
 from photon_jax.server.protocol_tokens import (
     DetokenizeAnswer,
@@ -46,7 +46,8 @@ def router(state: ServerState) -> APIRouter:
         """Returns the text of token ids, special tokens too."""
         check_model(state, body.model)
         tokenizer = _tokenizer_of(state.ready_engine())
-        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        with about_field("tokens"):
+            return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
     @api.get("/tokenizer_info", responses=errors(400, 401, 500, 503))
     def tokenizer_info() -> TokenizerInfo:
@@ -71,15 +72,16 @@ def router(state: ServerState) -> APIRouter:
 
 def _tokenizer_of(engine: "AsyncLLM") -> Tokenizer:
     if engine.llm.tokenizer is None:
-        raise RequestError("the model has no tokenizer: prompts must be token ids")
+        raise FieldError(None, "the model has no tokenizer: prompts must be token ids")
     return engine.llm.tokenizer
 
 
 def _encode(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("give either prompt or messages")
+        raise FieldError("prompt", "give either prompt or messages")
     if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        with about_field("prompt"):
+            return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     assert body.messages is not None, "neither a prompt nor messages"
     prompt = encode_chat(
         tokenizer,

@@ -1,6 +1,7 @@
-"""Detokenizer: token ids to text one token at a time, never a part of a character. Host only."""
+"""Detokenizer: token ids to text as they come, never a part of a character. Host only."""
 
 import codecs
+from collections.abc import Sequence
 from typing import Protocol
 
 from photon_jax.text.pieces import strip_start
@@ -13,18 +14,15 @@ class TokenTexts(Protocol):
     def num_stripped(self) -> int:
         """How many spaces at the start of a decoded text are cut, at most."""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that the token adds to the text; none for an id without a token."""
-
-    def is_special(self, token_id: int) -> bool:
-        """Returns whether the token is left out of the text when special tokens are skipped."""
+    def joined_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:
+        """Returns the bytes that the tokens add to the text, special ones left out where they are skipped."""
 
 
 class Detokenizer:
     """The text of one sequence as it grows.
 
     The pieces that `push` and the one `flush` return, joined, are what the tokenizer's `decode` returns for all the
-    ids at once. Each call costs as much as its own token, whatever came before.
+    ids at once. Each call costs as much as its own tokens, whatever came before.
     """
 
     def __init__(self, tokenizer: TokenTexts, *, skip_special_tokens: bool = True) -> None:
@@ -33,11 +31,10 @@ class Detokenizer:
         self._num_stripped = tokenizer.num_stripped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_id: int) -> str:
-        """Returns the characters that the token completes; the bytes of an incomplete one wait for the next token."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return ""
-        return self._strip(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Returns the characters that the tokens complete; the bytes of an incomplete one wait for the next token."""
+        added = self._tokenizer.joined_bytes(token_ids, skip_special_tokens=self._skip_special_tokens)
+        return self._strip(self._utf8.decode(added))
 
     def flush(self) -> str:
         """Returns what the end of the sequence adds: U+FFFD for an incomplete character; empty from then on."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from photon_jax.errors import CheckpointError
@@ -58,6 +58,36 @@ class PieceDecoder:
             if all(digit in "0123456789abcdefABCDEF" for digit in digits):
                 return bytes([int(digits, 16)])
         return piece.encode()
+
+
+class TokenBytes(dict[int, bytes]):
+    """What each token adds to the text, by id, found when it is first asked for; nothing for an id without a token."""
+
+    def __init__(
+        self,
+        decoder: PieceDecoder,
+        piece_of: Callable[[int], str | None],
+        token_ids: range,
+        *,
+        left_out: frozenset[int] = frozenset(),
+    ) -> None:
+        """Begins empty.
+
+        Args:
+          piece_of: returns the vocabulary's piece of one of the token_ids.
+          left_out: ids of tokens that add nothing.
+        """
+        super().__init__()
+        self._decoder = decoder
+        self._piece_of = piece_of
+        self._token_ids = token_ids
+        self._left_out = left_out
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._piece_of(token_id) if token_id in self._token_ids else None
+        if piece is None or token_id in self._left_out:
+            return b""
+        return self.setdefault(token_id, self._decoder.to_bytes(piece))
 
 
 def strip_start(text: str, num_stripped: int) -> tuple[str, int]:

@@ -26,7 +26,12 @@ class TextDelta:
 
 
 class TextStream:
-    """Turns the output tokens of one sequence into text and watches it for stop strings."""
+    """Turns the output tokens of one sequence into text and watches it for stop strings.
+
+    Attributes:
+      has_stops: whether there are stop strings to watch for.
+      text: all the text so far, the deltas joined.
+    """
 
     def __init__(self, tokenizer: TokenTexts | None, params: SamplingParams) -> None:
         """Prepares a stream; prompt text plays no part in it.
@@ -46,17 +51,13 @@ class TextStream:
             None if tokenizer is None else Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         )
         self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self.has_stops = bool(params.stop)
+        self.text = ""
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        self._pieces: list[str] = []
         self._num_tokens = 0
         self._stop_reason: str | None = None
         self._ended = False
-
-    @property
-    def text(self) -> str:
-        """All the text so far, the deltas joined."""
-        return "".join(self._pieces)
 
     def push(self, token_ids: Sequence[int], finished: bool, *, ended_by_stop_id: bool = False) -> TextDelta:
         """Returns what the next tokens add to the text.
@@ -69,14 +70,9 @@ class TextStream:
           ended_by_stop_id: whether the last of token_ids is the stop or end-of-sequence id that ended the sequence:
             the token counts, its text is left out unless include_stop_str_in_output.
         """
-        shown: list[str] = []
-        for index, token_id in enumerate(token_ids):
-            if self._ended:
-                break
-            self._num_tokens += 1
-            is_stop_id = ended_by_stop_id and index == len(token_ids) - 1 and not self._keep_stop
-            if self._detokenizer is not None and not is_stop_id:
-                shown.append(self._watch(self._detokenizer.push(token_id)))
+        if self._ended:
+            return TextDelta(text="", stop_reason=self._stop_reason, num_tokens=self._num_tokens)
+        shown = self._texts(token_ids, ended_by_stop_id and not self._keep_stop)
         if finished and not self._ended:
             if self._detokenizer is not None:
                 shown.append(self._watch(self._detokenizer.flush()))
@@ -84,9 +80,26 @@ class TextStream:
                 shown.append(self._matcher.flush())
             self._ended = True
         text = "".join(shown)
-        if text:
-            self._pieces.append(text)
+        self.text += text
         return TextDelta(text=text, stop_reason=self._stop_reason, num_tokens=self._num_tokens)
+
+    def _texts(self, token_ids: Sequence[int], hides_last: bool) -> list[str]:
+        """Returns what the tokens, up to one that completes a stop string, let out; they are counted."""
+        if self._detokenizer is None:
+            self._num_tokens += len(token_ids)
+            return []
+        with_text = token_ids[: len(token_ids) - hides_last]
+        if not self.has_stops:  # nothing depends on which token brought what
+            self._num_tokens += len(token_ids)
+            return [self._detokenizer.push(with_text)]
+        shown = []
+        for token_id in with_text:
+            self._num_tokens += 1
+            shown.append(self._watch(self._detokenizer.push([token_id])))
+            if self._ended:
+                return shown
+        self._num_tokens += hides_last
+        return shown
 
     def _watch(self, text: str) -> str:
         """Returns what the stop strings let out of the text of the latest token."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from photon_jax.errors import CheckpointError, RequestError
 from photon_jax.request import MAX_STOP_IDS
-from photon_jax.text.pieces import read_decoder, strip_start
+from photon_jax.text.pieces import TokenBytes, read_decoder, strip_start
 
 if TYPE_CHECKING:
     from photon_jax.text.tokenizer_parts import TokenizerParts
@@ -27,6 +27,7 @@ class Tokenizer:
           CheckpointError: the decoder is of an unsupported kind, or a chat template is not valid.
         """
         from photon_jax.text.chat_template import ChatTemplate
+        from photon_jax.text.token_length import max_token_chars
 
         self._backend = parts.backend
         decoder = parts.backend.decoder
@@ -36,6 +37,11 @@ class Tokenizer:
         texts = {name: (text, parts.backend.token_to_id(text)) for name, text in parts.special_tokens.items()}
         self._special_tokens = {name: (text, found) for name, (text, found) in texts.items() if found is not None}
         self._vocab_size = 1 + max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._token_bytes = TokenBytes(self._decoder, parts.backend.id_to_token, range(self._vocab_size))
+        self._shown_bytes = TokenBytes(
+            self._decoder, parts.backend.id_to_token, range(self._vocab_size), left_out=self._special_ids
+        )
+        self._max_token_chars = max_token_chars(parts.backend)
         self._bos_token_id = parts.bos_token_id
         self._eos_token_ids = parts.eos_token_ids
         self._backend_adds_bos = parts.bos_token_id is not None and parts.backend.encode("").ids[:1] == [
@@ -78,6 +84,11 @@ class Tokenizer:
         return self._vocab_size
 
     @property
+    def max_token_chars(self) -> int | None:
+        """The most characters of a text that one token stands for; None where that is not certain."""
+        return self._max_token_chars
+
+    @property
     def special_tokens(self) -> dict[str, tuple[str, int]]:
         """Text and id of the declared special tokens that are in the vocabulary, by name, such as pad_token."""
         return dict(self._special_tokens)
@@ -113,8 +124,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that the token adds to the text; none for an id without a token."""
-        piece = self._backend.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None
-        return b"" if piece is None else self._decoder.to_bytes(piece)
+        return self._token_bytes[token_id]
+
+    def joined_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:
+        """Returns the bytes that several tokens add to the text, special ones left out where they are skipped."""
+        table = self._shown_bytes if skip_special_tokens else self._token_bytes
+        return b"".join(map(table.__getitem__, token_ids))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a prompt text.

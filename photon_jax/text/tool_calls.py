@@ -7,7 +7,7 @@ maybe after `<|python_tag|>`.
 
 import dataclasses
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from photon_jax.errors import ConfigError
 from photon_jax.text.call_reader import CallReader
@@ -89,7 +89,7 @@ class AnswerDelta:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """A call of a function; its arguments are the JSON text of an object."""
+    """A call of a function; its arguments are the JSON text of an object, or its beginning where the answer was cut."""
 
     id: str
     name: str
@@ -104,15 +104,21 @@ def new_call_id() -> str:
 def split_tool_calls(
     text: str, form: ToolFormat, *, make_id: Callable[[], str] = new_call_id
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Returns the content and the calls of a whole answer; what is no valid and complete call stays content."""
-    parser = ToolCallParser(form, holds_calls=True, make_id=make_id)
+    """Returns the content and the calls of a whole answer: what the deltas of a `ToolCallParser` come to."""
+    parser = ToolCallParser(form, make_id=make_id)
     parts = (parser.push(text), parser.flush())
-    calls = [
-        ToolCall(id=delta.id or "", name=delta.name or "", arguments=delta.arguments)
-        for part in parts
-        for delta in part.tool_calls
-    ]
-    return "".join(part.content for part in parts), tuple(calls)
+    return "".join(part.content for part in parts), join_calls(delta for part in parts for delta in part.tool_calls)
+
+
+def join_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """Returns the calls that the deltas of one answer come to, in their order."""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.id is not None and delta.name is not None:
+            calls.append(ToolCall(id=delta.id, name=delta.name, arguments=delta.arguments))
+        else:
+            calls[-1] = dataclasses.replace(calls[-1], arguments=calls[-1].arguments + delta.arguments)
+    return tuple(calls)
 
 
 class ToolCallParser:
@@ -124,17 +130,13 @@ class ToolCallParser:
     is content.
     """
 
-    def __init__(
-        self, form: ToolFormat, *, holds_calls: bool = False, make_id: Callable[[], str] = new_call_id
-    ) -> None:
+    def __init__(self, form: ToolFormat, *, make_id: Callable[[], str] = new_call_id) -> None:
         """Begins an answer.
 
         Args:
-          holds_calls: whether a call is told only once it is complete, and in one delta; what breaks off is content.
           make_id: returns an id for a call.
         """
         self._form = form
-        self._holds_calls = holds_calls
         self._make_id = make_id
         self._state: Callable[[], bool] = self._begin if form.is_bare else self._in_text
         self._text = ""  # not understood yet
@@ -259,8 +261,8 @@ class ToolCallParser:
         return True
 
     def _tell(self) -> None:
-        """Tells what came of a call that is not held."""
-        if self._reader.has_begun and not self._holds_calls:
+        """Tells what came of a call."""
+        if self._reader.has_begun:
             self._add_delta()
 
     def _tell_whole(self) -> None:

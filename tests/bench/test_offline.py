@@ -4,33 +4,12 @@ import pytest
 
 from photon_jax.bench.dry_run import dry_run
 from photon_jax.bench.offline import bench_offline, compile_plain
-from photon_jax.bench.shapes import SHAPES, draw_weights, shape_config
+from photon_jax.bench.shapes import SHAPES, shape_config
 from photon_jax.bench.workloads import WorkloadSpec, make_workload
-from photon_jax.config import make_engine_config
 from photon_jax.errors import ConfigError
-from photon_jax.llm import LLM
 from photon_jax.models.config import QuantizationConfig
 
 SPEC = WorkloadSpec(num_requests=7, lengths="uniform", prompt_len=8, output_len=5)
-
-
-@pytest.fixture(scope="module")
-def llm():
-    config = shape_config("tiny", "auto")
-    settings = make_engine_config(
-        None,
-        max_num_seqs=3,
-        max_num_batched_tokens=8,
-        max_model_len=32,
-        num_blocks=9,
-        block_size=16,
-        steps_ahead=1,
-        max_steps_per_dispatch=2,
-        strict_compile=True,
-        warmup="lazy",
-    )
-    with LLM(params=draw_weights(config), config=config, engine_config=settings, progress=False) as llm:
-        yield llm
 
 
 def test_a_run_says_what_it_served_and_where_the_time_went(llm):

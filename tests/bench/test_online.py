@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 
 import pytest
 
@@ -76,6 +77,44 @@ def test_a_server_is_asked_for_a_streamed_chat_of_as_many_words_and_each_text_co
     bodies = [body for _, body in asked]
     assert sorted(len(body["messages"][0]["content"].split()) for body in bodies) == [1, 2, 3]
     assert all(body["stream"] and body["model"] == "name" and body["ignore_eos"] for body in bodies)
+
+
+def test_requests_that_come_at_once_have_no_rate():
+    async def send(prompt, output_len):
+        yield 1
+
+    record = describe_online(asyncio.run(run_online(send, WORKLOAD, rate=math.inf)), rate=math.inf)
+    assert (record["rate"], record["num_served"]) == (None, 3)
+    assert json.dumps(record, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/v1", "127.0.0.1:1", "http://127.0.0.1:x/v1", "ftp://127.0.0.1:1/v1"]
+)
+def test_an_address_where_nothing_answers_is_an_error_that_names_it(url):
+    async def ask():
+        async with url_sender(url, "name") as send:
+            await run_online(send, WORKLOAD, rate=math.inf)
+
+    with pytest.raises(ConfigError, match=r"can't be measured: \S") as caught:
+        asyncio.run(ask())
+    assert f"--url={url} " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_no_stream_of_events_is_an_error_that_names_the_address():
+    async def ask():
+        async def broken(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {no JSON\n\n")
+            writer.close()
+
+        async with await asyncio.start_server(broken, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with url_sender(f"http://127.0.0.1:{port}/v1", "name") as send:
+                await run_online(send, WORKLOAD, rate=math.inf)
+
+    with pytest.raises(ConfigError, match=r"--url=http://127.0.0.1:\d+/v1 can't be measured"):
+        asyncio.run(ask())
 
 
 def test_a_server_that_refuses_is_an_error_with_its_answer():

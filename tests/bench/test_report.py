@@ -20,7 +20,9 @@ def test_a_missing_plot_library_is_named_with_the_remedy(monkeypatch, tmp_path):
         plot([], str(tmp_path / "plot.png"))
 
 
-@pytest.mark.parametrize("records", [[{"rate": 1.0}, {"rate": 2.0}], [{"batch_size": 1}, {"num_requests": 9}]])
+@pytest.mark.parametrize(
+    "records", [[{"rate": 1.0}, {"rate": 2.0}], [{"batch_size": 1}, {"num_requests": 9, "rate": None}]]
+)
 def test_records_of_both_kinds_are_drawn(monkeypatch, records):
     calls = []
 

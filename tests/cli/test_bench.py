@@ -1,4 +1,5 @@
 import json
+import math
 
 import jax
 import pytest
@@ -7,6 +8,7 @@ from helpers.fake_llm import FakeLLM
 
 import photon_jax
 from photon_jax.bench import batches
+from photon_jax.bench.online import Timeline
 from photon_jax.cli import bench
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.errors import ConfigError
@@ -106,10 +108,25 @@ def test_rates_are_positive_numbers(llms, rates):
     assert not llms
 
 
-def test_a_server_is_measured_at_rates_alone(llms):
-    with pytest.raises(ConfigError, match="--url needs --num_requests and --rates"):
-        run_main("--url=http://localhost:1/v1", "--num_requests=3")
+def test_a_server_is_measured_with_a_mix_alone(llms):
+    with pytest.raises(ConfigError, match="--url needs --num_requests"):
+        run_main("--url=http://localhost:1/v1", "--rates=1")
     assert not llms
+
+
+@pytest.mark.parametrize(("arguments", "rates"), [((), [math.inf]), (("--rates=1,2",), [1.0, 2.0])])
+def test_without_rates_all_requests_come_at_once_to_a_server(llms, monkeypatch, capsys, arguments, rates):
+    asked = []
+
+    async def answer_at_once(send, workload, rate):
+        asked.append((rate, len(workload.prompts)))
+        return [Timeline(sent_at=0.0, deliveries=[(1.0, 1)])]
+
+    monkeypatch.setattr(bench, "run_online", answer_at_once)
+    run_main("--url=http://localhost:1/v1", "--num_requests=3", *arguments)
+    assert asked == [(rate, 3) for rate in rates]
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["rate"] for record in records] == [None if math.isinf(rate) else rate for rate in rates]
 
 
 def test_lognormal_mixes_are_chats_unless_other_means_are_given():

@@ -6,11 +6,14 @@ import jax
 import numpy as np
 import pytest
 from helpers.byte_tokenizer import ByteTokenizer
+from helpers.fake_engine import Play
 from helpers.tiny_model import tiny_config, tiny_params
 
 import photon_jax
 from photon_jax.client.prompts import as_list, encode_each, encode_prompt, params_for_each
-from photon_jax.errors import ConfigError, RequestError, naming_prompt
+from photon_jax.client.submission import Prompt
+from photon_jax.convert import convert
+from photon_jax.errors import CheckpointError, ConfigError, RequestError, naming_prompt
 
 
 def encode(prompt):
@@ -73,3 +76,23 @@ def test_a_key_that_is_none_of_jaxs_is_refused(key):
     config = tiny_config()
     with pytest.raises(RequestError, match=r"key must be an int or a jax\.random\.key, got"):
         photon_jax.generate(tiny_params(config), config, [[1]], key=key, progress=False)
+
+
+@pytest.mark.parametrize("field", ["json", "regex", "choice", "grammar", "json_object"])
+def test_arrays_are_no_forms(field):
+    with pytest.raises(RequestError, match=f"{field} must be"):
+        photon_jax.SamplingParams(structured_outputs={field: np.array(["a", "b"])})
+
+
+def test_paths_params_and_prompts_of_another_type_are_refused_by_name():
+    with pytest.raises(ConfigError, match="folder must be a string or a Path, got None"):
+        convert("demo", None)
+    with pytest.raises(ConfigError, match="config must be the ModelConfig of the params, got None"):
+        photon_jax.generate(tiny_params(), None, [1])
+    with pytest.raises(CheckpointError, match=r"no leaf \.embedding"):
+        photon_jax.generate(None, tiny_config(), [1])
+    for prompt in (None, [1, 2], Prompt(token_ids=None)):
+        with pytest.raises(RequestError, match="a prompt here is a Prompt of a tuple of token ids, got"):
+            Play().client.prepare(prompt, photon_jax.SamplingParams(), score=False)
+    with pytest.raises(RequestError, match="params must be SamplingParams, got 5"):
+        Play().client.prepare(Prompt(token_ids=(1,)), 5, score=False)

@@ -112,3 +112,34 @@ def test_a_closed_llm_takes_nothing_more(tmp_path):
 
     asyncio.run(main())
     assert threading.active_count() == before
+
+
+def test_programs_of_a_new_kind_are_compiled_beside_the_steps_that_run(llm, monkeypatch):
+    """No step meets a program that is not there, and who comes gets what it gets alone."""
+    met = []
+    monkeypatch.setattr(llm.started.runner, "_note_new", met.append)
+    ids, params = draw_ids(7, 9), SamplingParams(max_tokens=3, temperature=0.0, presence_penalty=0.5, ignore_eos=True)
+    plain = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+
+    async def run_until(is_done, engine):
+        """Has a request run all the time: the next one comes before one ends."""
+        stream, num_updates = engine.stream(Prompt(token_ids=tuple(draw_ids(8, 9))), plain), 0
+        while num_updates == 0 or not is_done():
+            await anext(stream)
+            num_updates += 1
+            if len(stream.output().outputs[0].token_ids) > 100:
+                following = engine.stream(Prompt(token_ids=tuple(draw_ids(8, 9))), plain)
+                stream.close()
+                stream = following
+        return num_updates
+
+    async def main():
+        async with AsyncLLM(llm) as engine:
+            running = asyncio.ensure_future(run_until(lambda: late.done(), engine))
+            await asyncio.sleep(0)
+            late = asyncio.ensure_future(engine.generate(Prompt(token_ids=tuple(ids)), params))
+            return await running, await late
+
+    num_updates, output = asyncio.run(main())
+    assert not met and num_updates > 3 + 2, "it did not go on"
+    assert output.outputs[0].token_ids == llm.generate([ids], params, progress=False)[0].outputs[0].token_ids

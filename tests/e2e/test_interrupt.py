@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from helpers.interrupts import interrupt_at
 from helpers.tiny_checkpoint import ENGINE_FIELDS, write_checkpoint
 
 import photon_jax
@@ -51,6 +52,20 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_the_llm_usable(llm, monkeypatch, 
     scheduler.check_integrity()
     assert not scheduler.has_unfinished
     assert tokens_of(llm.generate(PROMPTS, PARAMS, progress=False)) == expected
+
+
+@pytest.mark.usefixtures("interrupts_reach_python")
+@pytest.mark.parametrize("door", ["generate", "stream", "score"])
+def test_ctrl_c_at_any_line_of_a_door_leaves_the_llm_as_a_fresh_one(llm, door):
+    expected = answers(llm, door)
+    _, num_lines = interrupt_at(-1, lambda: answers(llm, door))
+    for line in range(1, num_lines, 97):  # a part of them all
+        assert interrupt_at(line, lambda: answers(llm, door)) is None
+        scheduler = llm._started.engine.scheduler
+        scheduler.check_integrity()
+        assert not scheduler.has_unfinished
+        assert scheduler.num_free_blocks == ENGINE_FIELDS["num_blocks"] - 1
+    assert answers(llm, door) == expected
 
 
 def answers(llm, door):

@@ -136,6 +136,13 @@ def test_one_prompt_takes_one_entry_and_a_list_of_prompts_one_each(llm):
     assert_same_scores(first, score)
     assert second.token_ids == (9,)
     assert llm.score([], [], progress=False) == []
+    for prompts, continuations in ((iter([5, 6]), iter([7, 8])), (iter([[5, 6]]), (each for each in ([7, 8],)))):
+        assert_same_scores(llm.score(prompts, continuations, progress=False)[0], score)
+    ((first, second),) = llm.score(np.array([5, 6]), (iter(each) for each in ([7, 8], [9])), progress=False)
+    assert (first.token_ids, second.token_ids) == ((7, 8), (9,))
+
+
+ODD = [{"a": "x", "b": "y"}, {"x", "y"}, b"xy", 7, 1.5, np.array(7)]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +155,10 @@ def test_one_prompt_takes_one_entry_and_a_list_of_prompts_one_each(llm):
         ([[5]], ["text"], "'text' is text and its prompt is token ids"),
         ([[5]], [[7] * (ENGINE_FIELDS["max_model_len"] + 1)], "max_model_len is 256"),
         ("The fox", [[[1.5]]], "a text or a list of token ids"),
+        (["a", "b"], "xy", "continuations are one text for a list of prompts, got 'xy'; give a list"),
+        *((["a", "b"], odd, "continuations are for each prompt a text, .* got") for odd in ODD),
+        *((["a", "b"], ["x", odd], "prompt 1: continuations are for each prompt a text, .* got") for odd in ODD),
+        *(("a", odd, "continuations are for each prompt a text, .* got") for odd in ODD),
     ],
 )
 def test_what_can_not_be_scored_is_refused_and_nothing_is_left_behind(llm, prompts, continuations, message):

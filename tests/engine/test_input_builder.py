@@ -42,6 +42,7 @@ def build(builder, *rows, layout=LAYOUT):
     """Returns views of the buffer for rows of (sequence, start, number of tokens)."""
     scheduled = []
     for seq, start, count in rows:
+        seq.num_tokens = max(seq.num_tokens, len(seq.token_ids))  # which tests append to
         samples = start + count == seq.num_tokens and not seq.request.score
         scheduled.append(ScheduledSequence(seq, start, count, int(samples), seq.admission))
     return host_views(builder.build(StepPlan(tuple(scheduled)), layout), input_fields(layout))
@@ -227,7 +228,7 @@ def test_a_dispatch_of_several_steps_holds_the_first_and_how_many_each_row_takes
 
 def test_a_row_whose_token_is_nowhere_is_refused():
     seq = make_sequence(1, 1, 3, blocks=(1,))
-    seq.num_pending = 1
+    seq.num_tokens += 1
     with pytest.raises(AssertionError, match="neither here nor there"):
         make_builder().build(StepPlan((ScheduledSequence(seq, 3, 1, 1, 1),)), DECODE)
 

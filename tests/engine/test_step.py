@@ -47,9 +47,9 @@ def make_buffer(*rows, layout=LAYOUT, num_scores=0, **fields):
     return buffer
 
 
-def run(cache, state, buffer, layout=LAYOUT):
+def run(cache, state, buffer, layout=LAYOUT, config=CONFIG):
     """Returns the results on the host, and the new cache and state."""
-    outputs, cache, state, _ = jit_step(tiny_params(), cache, state, jnp.asarray(buffer), layout=layout, config=CONFIG)
+    outputs, cache, state, _ = jit_step(tiny_params(), cache, state, jnp.asarray(buffer), layout=layout, config=config)
     return host_views(np.array(outputs), output_fields(layout)), cache, state
 
 
@@ -144,3 +144,17 @@ def test_the_old_cache_and_state_are_taken_over():
     assert cache.k.is_deleted()
     assert cache.v.is_deleted()
     assert state.last_token.is_deleted()
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("linear", ["reference", "xla"])
+def test_a_step_that_only_scores_samples_nothing(linear, samples, logits):
+    layout = dataclasses.replace(LAYOUT, has_scores=True)
+    config = dataclasses.replace(CONFIG, kernels=dataclasses.replace(CONFIG.kernels, linear=linear))
+    fields = {"score_indices": range(5), "target_ids": PROMPT[1:], "counts": (6, int(samples), 6, 5)}
+    buffer = make_buffer((PROMPT, 0, 2, 3 * samples, 0), layout=layout, **fields)
+    views, _, state = run(*fresh(), buffer, layout, config)
+    token = int(logits[-1].argmax()) * samples
+    assert (views["token_ids"][0], state.last_token[3]) == (token, token)
+    assert (views["logprobs"][0] != 0.0).any() == samples
+    np.testing.assert_array_equal(views["score_is_greedy"][:5], logits[:-1].argmax(axis=1) == PROMPT[1:])

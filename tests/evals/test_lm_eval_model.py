@@ -198,6 +198,19 @@ def test_order_and_batch_size_change_no_bit(model, folder, seed):
         assert answers(other, "generate_until", PROMPTS[::-1])[::-1] == answers(model, "generate_until", PROMPTS)
 
 
+def test_the_examples_of_each_few_shot_task_are_computed_once_though_the_cache_holds_one_tasks_alone(llm):
+    heads = [[1 + head] * 208 for head in range(3)]  # 13 blocks each, of 39
+    questions = [[10 + question, *range(20, 20 + question)] for question in range(6)]
+    contexts = [head + question for question in questions for head in heads]
+    before = llm.metrics().num_tokens
+    PhotonLM(llm)._loglikelihood_tokens(
+        [(None, context, [choice]) for context in contexts for choice in (5, 6)], disable_tqdm=True
+    )
+    num_computed = llm.metrics().num_tokens - before
+    num_own = 2 * sum(len(context) - len(heads[0]) for context in contexts)
+    assert num_computed <= sum(map(len, heads)) + num_own
+
+
 # generations
 
 

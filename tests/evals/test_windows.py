@@ -1,5 +1,7 @@
 """Windows and order of what is scored."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,13 +37,18 @@ def test_each_token_that_has_one_before_it_in_a_window_is_scored_once(num_tokens
         assert len(context) >= size - stride or context[0] == 0
 
 
+def num_shared(ours, theirs):
+    """Returns how many tokens two contexts begin with in common."""
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
+
+
 @given(st.lists(st.tuples(IDS, IDS), max_size=12))
-def test_pairs_of_one_context_are_together_and_the_longest_is_first(pairs):
+def test_each_context_follows_the_one_it_shares_most_with_and_its_longest_continuation_is_first(pairs):
     order = sharing_order(pairs)
     assert sorted(order) == list(range(len(pairs)))
-    contexts = [tuple(pairs[place][0]) for place in order]
-    groups = [context for index, context in enumerate(contexts) if index == 0 or contexts[index - 1] != context]
-    assert len(groups) == len(set(groups))
-    if pairs:
-        context, continuation = pairs[order[0]]
-        assert len(context) + len(continuation) == max(len(a) + len(b) for a, b in pairs)
+    contexts = [pairs[place][0] for place in order]
+    for index, context in enumerate(contexts[1:], start=1):
+        shared = [num_shared(context, earlier) for earlier in contexts[:index]]
+        assert shared[-1] == max(shared)
+        if context == contexts[index - 1]:
+            assert len(pairs[order[index]][1]) <= len(pairs[order[index - 1]][1])

@@ -16,6 +16,7 @@ class ByteTokenizer:
     bos_token_id = 256
     eos_token_ids = (257,)
     vocab_size = 258
+    max_token_chars = 1
     has_chat_template = True
     chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ 'assistant: ' if add_generation_prompt }}"
@@ -31,6 +32,10 @@ class ByteTokenizer:
         if token_id in (256, 257):
             return (b"<bos>", b"<eos>")[token_id - 256]
         return bytes([token_id]) if 0 <= token_id < 256 else b""
+
+    def joined_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:
+        kept = [i for i in token_ids if not (skip_special_tokens and self.is_special(i))]
+        return b"".join(map(self.token_bytes, kept))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         try:

@@ -18,12 +18,18 @@ class Launched:
 
     Attributes:
       fault: what the next results raise instead of coming.
+      deleted: the weight that is.
+      uncompiled_for: returns what is to be compiled before requests come into a batch.
+      compile: what compiling does.
     """
 
     def __init__(self, layout):
         self.layout = layout
         self.fake = FakeRunner(layout)
         self.fault = None
+        self.deleted = None
+        self.uncompiled_for = lambda requests, num_prompt_tokens: []
+        self.compile = None
         self._allowed = None
         self._is_asked = threading.Semaphore(0)
 
@@ -59,6 +65,15 @@ class Launched:
 
     def reset(self):
         self.fake = FakeRunner(self.layout)
+
+    def deleted_leaf(self):
+        return self.deleted
+
+    def missing(self, requests, num_prompt_tokens):
+        return self.uncompiled_for(requests, num_prompt_tokens)
+
+    def compile_late(self, layout):
+        self.compile(layout)
 
 
 class Play:

@@ -80,7 +80,7 @@ class World:
             model=self.config, kernels=kernels, max_model_len=MAX_MODEL_LEN, kv_dtype=kv_dtype
         )
         self.layout = CacheLayout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-        self.tiles = choose_tiles(self.params, self.step_config)
+        self.tiles = choose_tiles(self.params, self.step_config, BLOCK_SIZE)
         limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
         self.buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
         self.requests = make_requests(np.random.default_rng(seed), num_requests)

@@ -71,6 +71,8 @@ class ScriptTokenizer(ByteTokenizer):
     A prompt is the id before the first piece, once and again for every 8 bytes.
     """
 
+    max_token_chars = 8
+
     def __init__(self, pieces, chat_template=None):
         self._pieces = [piece.encode() for piece in pieces]
         self.chat_template = self.tool_template = chat_template or ByteTokenizer.chat_template

@@ -8,11 +8,13 @@ import pytest
 from helpers.controls_reference import as_row, controlled_logits, draw_controlled, make_controls, make_sequence
 from helpers.sampling_reference import chi_square, chi_square_bound, draw, log_softmax, logits_of, sampling_distribution
 
+from photon_jax.request import MIN_REPETITION_PENALTY
+
 VOCAB, WIDTH, NUM_DRAWS, NUM_SEEDS = 50, 16, 2048, 20
 PROMPT, OUTPUT = (4, 9, 4, 30, 1), (9, 2, 2, 17, 40, 2)
 CONTROLS = {
     "repetition": {"repetition_penalty": 1.8},
-    "repetition below one": {"repetition_penalty": 0.6},
+    "repetition below one": {"repetition_penalty": MIN_REPETITION_PENALTY, "temperature": 1e6},
     "presence": {"presence_penalty": 1.5},
     "negative presence": {"presence_penalty": -2.0},
     "frequency": {"frequency_penalty": 0.7},

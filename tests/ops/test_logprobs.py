@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from helpers.sampling_reference import log_softmax
 
-from photon_jax.ops.logprobs import logprob_at, top_logprobs
+from photon_jax.ops.logprobs import likeliest, logprob_at, top_logprobs
 from photon_jax.request import MAX_LOGPROBS, LogprobsKind
 from photon_jax.step_io import TOP_KINDS, TOP_WIDTH
 
 top_logprobs = jax.jit(top_logprobs)
 logprob_at = jax.jit(logprob_at)
+likeliest = jax.jit(likeliest)
 
 
 def random_logits(vocab_size, rows=8):
@@ -38,6 +39,17 @@ def test_the_lowest_of_equal_tokens_comes_first_and_impossible_ones_last():
     assert ids[0, 4:].tolist() == [i for i in range(40) if i not in (7, 19, 25, 31)][: TOP_WIDTH - 4]
     assert np.isfinite(values[0, :4]).all() and np.isneginf(values[0, 4:]).all()
     assert ids[1].tolist() == list(range(TOP_WIDTH))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 16, 17, 258, 5003])
+def test_the_likeliest_token_is_the_argmax_and_of_equal_ones_the_lowest(vocab_size):
+    logits = random_logits(vocab_size)
+    logits[1] = -np.inf
+    logits[2, -1] = np.inf
+    logits[3:] = np.round(logits[3:])  # many are equal
+    found = likeliest(jnp.asarray(logits))
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, logits.argmax(axis=1))
 
 
 def test_each_value_has_the_bits_of_the_token_alone():

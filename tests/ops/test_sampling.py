@@ -21,6 +21,7 @@ from helpers.tiny_model import tiny_config
 from photon_jax.config import KernelConfig
 from photon_jax.ops.sampling import head_score
 from photon_jax.ops.tiles import RowTiles
+from photon_jax.request import MIN_TEMPERATURE
 
 VOCAB, WIDTH, NUM_DRAWS = 50, 16, 8192
 MIXES = {
@@ -101,6 +102,20 @@ def test_the_three_kinds_of_log_probability(name):
         seen = dict(zip(token_ids.tolist(), logprobs[:, 2].tolist(), strict=True))
         assert set(seen) == set(expected)
         assert abs(sum(np.exp(list(seen.values()))) - 1.0) < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, 1e-37, 1e-30])
+def test_the_least_temperatures_draw_the_best_tokens_alone_and_evenly(temperature):
+    hidden, head = model()
+    head = head.copy()
+    head[3] = head[logits_of(hidden, head)[0].argmax()]
+    logits = logits_of(hidden, head)[0]
+    seeds = different_seeds(512)
+    draws, logprobs = draw(np.repeat(hidden[:1], 512, axis=0), head, temperature=temperature, seeds=seeds)
+    expected = sampling_distribution(logits, temperature=temperature)
+    assert set(draws.tolist()) == {token for token, probability in expected.items() if probability > 0.0}
+    wanted = log_softmax(logits.astype(np.float64) / temperature)[draws]
+    np.testing.assert_allclose(logprobs[:, 1:], np.stack([wanted, wanted], axis=1), rtol=1e-6, atol=1e-6)
 
 
 def test_greedy_rows_have_the_raw_log_probability_twice_and_no_doubt():

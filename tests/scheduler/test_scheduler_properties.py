@@ -11,6 +11,7 @@ from helpers.scheduler_play import Met, Play
 from photon_jax.cache.block_manager import BlockManager
 from photon_jax.cache.prefix_cache import PrefixCache
 from photon_jax.request import SamplingParams
+from photon_jax.scheduler import scheduler
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.scheduler.sequence import SequenceState
 
@@ -180,7 +181,7 @@ def plan_past_the_last_token(monkeypatch):
 
 def preempt_before_results_are_known(monkeypatch):
     """Blocks taken from others though results on their way might have freed some."""
-    monkeypatch.setattr(Scheduler, "_count_missing", lambda self, running, num_steps: 0)
+    monkeypatch.setattr(scheduler, "may_lack_blocks", lambda *arguments: False)
 
 
 def plan_before_the_mask_is_known(monkeypatch):

@@ -8,10 +8,15 @@ import pytest
 from helpers.web_server import MODEL, serving, tiny_llm, wait_until
 
 from photon_jax.errors import CapacityError, EngineDeadError
-from photon_jax.server.errors import AbortedError, error_event, photon_error_response
+from photon_jax.server.errors import AbortedError, error_event, field_of, photon_error_response
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def schema_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
 
 
 def error_of(answer, status=400):
@@ -64,18 +69,20 @@ def test_a_body_of_another_type_is_refused_with_the_type_to_send(served):
         ({"messages": None}, "messages", "valid list"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": [{"content": "Hi"}]}, "messages", "messages.0.role is missing"),
-        ({"messages": [{"role": "user"}]}, None, "messages[0] has no content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "image_url"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
+        ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "surrogate"),
         ({"temperature": "hot"}, "temperature", 'got "hot"'),
         ({"temperature": -1}, "temperature", "[0.0"),
         ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
         ({"max_tokens": True}, "max_tokens", "valid integer"),
         ({"max_tokens": 0}, "max_tokens", "got 0"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be"),
+        ({"max_completion_tokens": 3, "min_tokens": 5}, "min_tokens", "(5) is above"),
         ({"n": 0}, "n", "got 0"),
         ({"n": 10**6}, "n", "1000000"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs=true"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "[0, 20]"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be an integer in [0, 20]"),
         ({"stop": [""]}, "stop", "non-empty"),
         ({"stop": ["x"] * 65}, "stop", "64"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "'a'"),
@@ -83,12 +90,26 @@ def test_a_body_of_another_type_is_refused_with_the_type_to_send(served):
         ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "301"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
-        ({"add_generation_prompt": True, "continue_final_message": True}, None, "add_generation_prompt=False"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt", "=False"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
         ({"structured_outputs": {"xml": 1}}, "structured_outputs", "xml"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "regex"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "json"),
+        ({"response_format": schema_format({"type": "nothing"})}, "response_format", "json"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format",
+            "combined",
+        ),
+        ({"allowed_token_ids": [65], "bad_words": ["A"]}, "bad_words", "allow more"),
+        ({"bad_words": ["a long sentence that is no word"]}, "bad_words", "tokens long"),
+        ({"stop_token_ids": list(range(40))}, "stop_token_ids", "stop ids"),
+        ({"stop_token_ids": [999]}, "stop_token_ids", "999"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "no format"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools", "name is missing"),
         ({"tool_choice": "perhaps"}, "tool_choice", "required"),
     ],
 )
@@ -105,22 +126,80 @@ def test_a_wrong_field_is_named(served, fields, param, told):
     [
         ({"prompt": None}, "prompt", ""),
         ({"prompt": []}, "prompt", "empty"),
-        ({"prompt": [[]]}, None, "empty prompt"),
+        ({"prompt": [[]]}, "prompt", "is empty"),
         ({"prompt": [1, "a"]}, "prompt", ""),
-        ({"prompt": [999]}, "prompt_token_ids", "999"),
+        ({"prompt": [999]}, "prompt", "the prompt holds 999"),
         ({"prompt": [[1], [999]]}, "prompt", "prompt 1"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "use n"),
-        ({"prompt": ["a"] * 100, "n": 100}, None, "1024"),
+        ({"prompt": ["a"] * 100, "n": 100}, "n", "1024"),
+        ({"prompt": [[1], []]}, "prompt", "prompt 1"),
+        ({"prompt": ["a", "b"], "logit_bias": {"999": 1}}, "logit_bias", "999"),
+        ({"prompt": ["a", "b"], "stream": True, "logit_bias": {"999": 1}}, "logit_bias", "999"),
+        ({"prompt": "\ud800"}, "prompt", "surrogate"),
+        ({"prompt": "a", "echo": True, "logprobs": 21}, "logprobs", "logprobs must be"),
         ({"prompt": "a", "logprobs": 21}, "logprobs", "[0, 20]"),
         ({"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs", "echo"),
     ],
 )
 def test_a_wrong_field_of_a_completion_is_named(served, fields, param, told):
-    error = error_of(served.post("/v1/completions", {"max_tokens": 2, **fields}))
-    assert told in error["message"]
+    content = json.dumps({"max_tokens": 2, **fields})
+    error = error_of(served.post("/v1/completions", content=content, headers={"Content-Type": "application/json"}))
+    assert told in error["message"] and "request" not in error["message"], "no client knows the engine's names"
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {"tokens": [999]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/api/chat", {"message": "Hi", "temperature": -1}, "temperature"),
+        ("/api/chat", {"message": "x" * 1_000}, "message"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+        ("/v1/completions", {"prompt": ["a", "x" * 300]}, "prompt"),
+        ("/v1/completions", {"prompt": [1] * 300}, "prompt"),
+    ],
+)
+def test_a_wrong_field_of_other_doors_is_named(served, path, body, param):
+    assert error_of(served.post(path, body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("stop must be at most 64 non-empty strings, got ['top_p']", "stop"),
+        ("prompt 3: allowed_token_ids holds 999", "allowed_token_ids"),
+        ("prompt 3: something else", "prompt"),
+        ("of allowed_token_ids only stop ids are left", "allowed_token_ids"),
+        ("the parameters of 'max_tokens' must be a JSON schema", None),
+        ("messages[0].content must be a string", "messages"),
+        ("json is nested too deeply", None),
+    ],
+)
+def test_the_field_of_a_message_is_the_one_it_names_first_and_never_the_callers_own_words(message, field):
+    assert field_of(message) == field
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * 2_000_000}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "x" * 2_000_000]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": "user", "content": "x" * 2_000_000}]}, "messages"),
+        ("/api/chat", {"message": "x" * 2_000_000}, "message"),
+    ],
+)
+def test_a_text_that_can_not_fit_is_refused_before_it_is_tokenized(served, monkeypatch, path, body, param):
+    encoded = []
+    monkeypatch.setattr(type(served.llm.tokenizer), "encode", lambda self, text, **_: encoded.append(len(text)) or [1])
+    error = error_of(served.post(path, body))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "256 tokens" in error["message"] and not [size for size in encoded if size > 1_000]
 
 
 def test_a_field_that_would_change_the_answer_is_refused_unless_it_is_neutral(served):
@@ -139,10 +218,10 @@ def test_an_unknown_field_is_ignored_and_logged_once(served, caplog):
 
 
 def test_a_long_conversation_is_told_with_both_numbers(served, client):
-    error = error_of(chat(served, messages=[{"role": "user", "content": "x" * 1000}]))
+    error = error_of(chat(served, messages=[{"role": "user", "content": "x" * 230}], max_tokens=50))
     assert error["code"] == "context_length_exceeded"
     assert "256 tokens" in error["message"]
-    assert "1021" in error["message"]
+    assert "299" in error["message"]
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="x" * 250, max_tokens=50)
     assert caught.value.code == "context_length_exceeded"
@@ -212,6 +291,23 @@ def test_an_unforeseen_fault_is_logged_and_not_told(served, monkeypatch, caplog)
     error = error_of(answer, 500)
     assert (error["type"], "division" in error["message"]) == ("server_error", False)
     wait_until(lambda: has_logged(caplog, "division"))
+
+
+@pytest.mark.parametrize(
+    ("error", "level"), [(AbortedError("it ends"), "INFO"), (EngineDeadError("it failed"), "ERROR")]
+)
+def test_an_end_that_was_told_before_is_one_line_in_the_log(served, monkeypatch, caplog, error, level):
+    from photon_jax.server import chat
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(chat, "compile_form", fail)
+    with caplog.at_level(logging.INFO, "photon_jax"):
+        answer = served.post(CHAT, {"messages": MESSAGES})
+    assert answer.status_code == 503
+    (record,) = [record for record in caplog.records if str(error) in record.getMessage()]
+    assert (record.levelname, record.exc_info, "\n" in record.getMessage()) == (level, None, False)
 
 
 def test_a_fault_in_a_stream_is_its_last_event(served, monkeypatch, caplog):

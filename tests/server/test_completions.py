@@ -1,6 +1,7 @@
 """/v1/completions by OpenAI's client: every parameter, whole and streamed; answers are those of the LLM alone."""
 
 import asyncio
+import copy
 import json
 
 import numpy as np
@@ -24,13 +25,33 @@ def ids_of(served, text):
     return served.llm.tokenizer.encode(text)
 
 
+def check_strictly(answer, *, is_streamed):
+    """Fails unless an answer is one of OpenAI's types to the letter.
+
+    Two nulls are no part of them, though OpenAI's own server sends them: a choice of a stream that goes on has no
+    finish_reason, and the first token of an echoed prompt no log-probability. There are no others.
+    """
+    filled = copy.deepcopy(answer)
+    for choice in filled["choices"]:
+        if is_streamed and choice["finish_reason"] is None:
+            choice["finish_reason"] = "stop"
+        logprobs = choice["logprobs"]
+        if logprobs is not None and logprobs["token_logprobs"][:1] == [None]:
+            assert logprobs["text_offset"][0] == 0 and logprobs["top_logprobs"][0] is None
+            logprobs["token_logprobs"][0], logprobs["top_logprobs"][0] = 0.0, {}
+    openai.types.Completion.model_validate(filled, strict=True)
+
+
 def chunks_of(served, body):
-    """Returns the chunks of a stream as they are on the wire: those before the end have no finish_reason."""
+    """Returns the chunks of a stream as they are on the wire, each of which is checked."""
     answer = served.post("/v1/completions", {"stream": True, **body})
     assert answer.status_code == 200, answer.text
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    for chunk in chunks:
+        check_strictly(chunk, is_streamed=True)
+    return chunks
 
 
 def choices_of(chunks, index):
@@ -101,10 +122,31 @@ def test_an_echo_comes_before_the_text(served, client):
 
 
 def logprobs_of(served, body):
-    """Returns the log-probabilities of a whole answer: OpenAI's types have no null, which an echo begins with."""
+    """Returns the log-probabilities of a whole answer, which is checked."""
     answer = served.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
+    check_strictly(answer.json(), is_streamed=False)
     return answer.json()["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_every_answer_is_of_openais_types_to_the_letter(served, is_streamed):
+    everything = {
+        "prompt": ["Once", "The end"],
+        "n": 2,
+        "max_tokens": 3,
+        "logprobs": 2,
+        "echo": True,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    for body in (everything, {"prompt": "Once", "max_tokens": 3}, {"prompt": "Once", "echo": True, "max_tokens": 0}):
+        if is_streamed:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            chunks = chunks_of(served, {**body, "stream_options": options, "return_progress": True})
+            assert len(chunks) > 2 and all(chunk["usage"] for chunk in chunks)
+        else:
+            logprobs_of(served, body)
 
 
 def test_log_probabilities_are_those_of_the_llm(served, client):

@@ -140,6 +140,7 @@ def test_what_is_not_finished_in_time_ends_with_a_reason():
         last = events[-1]
         assert "error" in last or last["choices"][0]["finish_reason"] is not None
     assert whole[0].status_code == 503 and whole[0].json()["error"]["code"] == "aborted"
+    assert not [line for line in server.log if "failed" in line or "Traceback" in line], "an end is no fault"
 
 
 def test_a_second_signal_ends_it_at_once():

@@ -95,9 +95,38 @@ def test_too_many_headers_are_refused(server):
     assert status_of(answer) == 431 and "102 headers, 100 are allowed" in error_of(answer)["message"]
 
 
-def test_headers_that_are_too_long_are_refused(server):
-    answer = read_all(server.raw(b"GET /version HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 40_000))
-    assert status_of(answer) == 400 and error_of(answer)["message"]
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["endless", "whole"])
+@pytest.mark.parametrize("where", ["a header", "all headers", "the query"])
+def test_headers_that_are_too_long_are_refused(server, where, end):
+    long = b"a" * 36_000
+    if where == "the query":
+        head = b"GET /version?%s HTTP/1.1\r\nhost: x" % long
+    else:
+        lines = [long] if where == "a header" else [long[:400]] * 90
+        head = b"GET /version HTTP/1.1\r\nhost: x" + b"".join(b"\r\nx-%d: %s" % pair for pair in enumerate(lines))
+    answer = read_all(server.raw(head + end))
+    assert status_of(answer) == 431 and error_of(answer)["message"]
+
+
+def test_headers_that_just_fit_are_served(server):
+    head = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-long: %s\r\n\r\n" % (b"a" * 32_000)
+    assert status_of(read_all(server.raw(head))) == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/live", "/metrics", "/v1/models", "/version", "/static/none", "/v1/x"]
+)
+def test_a_head_is_a_get_without_its_body(server, path):
+    head, get = (httpx.request(method, server.url + path) for method in ("HEAD", "GET"))
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    same = ("content-type", "content-security-policy", "x-content-type-options", "etag")
+    assert [head.headers.get(name) for name in same] == [get.headers.get(name) for name in same]
+    assert get.content
+
+
+def test_a_head_of_a_stream_ends(server):
+    assert httpx.head(f"{server.url}/api/stats?stream=true", timeout=60).status_code == 200
+    assert httpx.head(f"{server.url}/v1/completions").status_code == 405
 
 
 def test_what_is_no_http_is_refused(server):

@@ -147,10 +147,30 @@ def test_tools_that_must_not_be_called_are_not_told_to_the_model(client):
     assert create(client, max_tokens=1).usage.prompt_tokens > without + 20
 
 
-def test_a_call_that_is_cut_is_content(client):
-    (choice,) = create(client, max_tokens=12).choices
-    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-    assert choice.message.content.startswith("Well, <tool_call>")
+def both_ways(client, **fields):
+    """Returns content, calls and finish reason of a whole answer, and of a streamed one put together."""
+    (choice,) = create(client, **fields).choices
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+    yield choice.message.content, calls, choice.finish_reason
+    content, calls, reason = "", [], None
+    for chunk in create(client, stream=True, **fields):
+        (choice,) = chunk.choices
+        content, reason = content + (choice.delta.content or ""), choice.finish_reason
+        for call in choice.delta.tool_calls or ():
+            name, arguments = calls.pop() if call.id is None else (call.function.name, "")
+            calls.append((name, arguments + (call.function.arguments or "")))
+    yield content or None, calls, reason
+
+
+def test_of_a_call_that_is_cut_what_came_is_told_whole_and_streamed_alike(client):
+    seen = []
+    for max_tokens in (4, 12, 18, 24, 30, 40):
+        whole, streamed = both_ways(client, max_tokens=max_tokens)
+        assert whole == streamed
+        seen.append(whole)
+    assert {reason for *_, reason in seen} == {"length"}
+    assert seen[1] == ('Well, <tool_call>\n{"name": "weather"', [], "length"), "there is no call without arguments"
+    assert seen[2] == ("Well,", [("weather", '{"c')], "length")
 
 
 # a model with random weights would not come to an end of white space

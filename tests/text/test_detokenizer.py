@@ -21,7 +21,7 @@ TEXTS = (
 
 def deltas(tokenizer, ids, *, skip_special_tokens=True):
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    return [detokenizer.push(token_id) for token_id in ids] + [detokenizer.flush()]
+    return [detokenizer.push([token_id]) for token_id in ids] + [detokenizer.flush()]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -80,7 +80,7 @@ def test_what_was_emitted_stays_the_beginning_of_the_text(ids, byte_level):
 def test_incomplete_tail_is_flushed_once(byte_level):
     ids = byte_level.encode("a🙂")
     detokenizer = Detokenizer(byte_level)
-    pieces = [detokenizer.push(token_id) for token_id in ids[:-1]]
+    pieces = [detokenizer.push([token_id]) for token_id in ids[:-1]]
     assert "".join(pieces) == "a"
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
@@ -118,12 +118,9 @@ def test_each_token_is_looked_at_once_however_long_the_run():
 
         num_stripped = 1
 
-        def is_special(self, token_id):
-            return False
-
-        def token_bytes(self, token_id):
-            self.num_calls += 1
-            return bytes([token_id])
+        def joined_bytes(self, token_ids, *, skip_special_tokens):
+            self.num_calls += len(token_ids)
+            return bytes(token_ids)
 
     tokenizer = Counting()
     pieces = deltas(tokenizer, list("é".encode()) * 5000)

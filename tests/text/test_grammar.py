@@ -46,7 +46,7 @@ def byte_level_tokenizer():
 
 def text_of(tokenizer, ids):
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
-    return "".join([*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()])
+    return "".join([*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()])
 
 
 def texts_of(grammars, wanted, *, count=30, tokenizer=None, stop_ids=(EOS,), max_tokens=400):

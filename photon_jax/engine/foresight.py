@@ -1,0 +1,68 @@
+"""Foresight: which step programs a batch may need when a request joins it. Host only."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from photon_jax.engine.buckets import BucketSpec
+from photon_jax.request import Request
+from photon_jax.step_io import StepLayout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Crowd:
+    """What bounds the steps of requests that run together.
+
+    Attributes:
+      num_rows: sequences.
+      num_tokens: most tokens of a step.
+      num_blocks: cache blocks of the longest sequence at its end.
+      has_scores, has_controls: whether a request asks for them.
+      has_top, has_prompt_top: whether one asks for the most likely tokens of its output, and of its prompt.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_blocks: int
+    has_scores: bool
+    has_controls: bool
+    has_top: bool
+    has_prompt_top: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], *, num_prompt_tokens: int, block_size: int) -> "Crowd":
+        """Returns the bounds of requests.
+
+        Args:
+          num_prompt_tokens: of prompts that are not computed yet.
+        """
+        longest = max(len(each.prompt_token_ids) + (each.params.max_tokens or 1) for each in requests)
+        return cls(
+            num_rows=len(requests),
+            num_tokens=num_prompt_tokens + len(requests),
+            num_blocks=-(-longest // block_size),
+            has_scores=any(each.wants_scores for each in requests),
+            has_controls=any(each.has_controls for each in requests),
+            has_top=any(each.params.logprobs for each in requests),
+            has_prompt_top=any(each.params.prompt_logprobs for each in requests),
+        )
+
+    def may_need(self, layout: StepLayout, buckets: BucketSpec) -> bool:
+        """Returns whether a step of some of them may come in a layout: in its size, or a larger one of its kind."""
+        is_rare = layout.has_scores or layout.has_top or layout.has_controls
+        is_decode = layout.num_tokens == layout.num_rows and layout.query_tile == 1
+        if is_decode:
+            sizes, count = buckets.rare_rows if is_rare else buckets.decode_rows, self.num_rows
+        else:
+            sizes, count = buckets.rare_tokens if is_rare else buckets.mixed_tokens, self.num_tokens
+        has_top = self.has_top or (self.has_prompt_top and not is_decode)
+        return (
+            layout.num_tokens <= _bucket(sizes, count)
+            and layout.table_width <= _bucket(buckets.table_widths, self.num_blocks)
+            and layout.has_scores <= self.has_scores
+            and layout.has_top <= has_top
+            and layout.has_controls <= self.has_controls
+        )
+
+
+def _bucket(sizes: tuple[int, ...], count: int) -> int:
+    return next((size for size in sizes if size >= count), sizes[-1])

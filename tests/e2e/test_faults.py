@@ -1,0 +1,98 @@
+"""Steps that fail through what a caller brought: its requests get a named error, the others their tokens."""
+
+import asyncio
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers.tiny_checkpoint import ENGINE_FIELDS, checkpoint_config
+from helpers.tiny_model import tiny_params
+
+import photon_jax
+from photon_jax.client.async_llm import AsyncLLM
+from photon_jax.client.submission import Prompt
+from photon_jax.errors import CheckpointError, RequestError
+
+PROMPT = [1, 2, 3]
+FIELDS = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+PARAMS = photon_jax.SamplingParams(**FIELDS)
+
+
+def breaks_at_position_8(state, logits, token, position):
+    def check(position, logits):
+        if position >= 8:
+            raise ZeroDivisionError("of the processor")
+        return logits
+
+    return state, jax.pure_callback(check, jax.ShapeDtypeStruct(logits.shape, logits.dtype), position, logits)
+
+
+BREAKING = photon_jax.SamplingParams(**FIELDS, logits_processor=breaks_at_position_8)
+
+
+@pytest.fixture
+def llm():
+    params = jax.tree.map(jnp.copy, tiny_params(checkpoint_config()))
+    with photon_jax.LLM(params=params, config=checkpoint_config(), **ENGINE_FIELDS) as opened:
+        yield opened
+        opened.started.engine.scheduler.check_integrity()
+        assert not opened.started.engine.scheduler.has_unfinished
+
+
+def tokens(output):
+    return output.outputs[0].token_ids
+
+
+def test_a_processor_that_raises_while_it_runs_is_named_and_other_requests_go_on(llm):
+    (alone,) = llm.generate(PROMPT, PARAMS, progress=False)
+    stream = llm.stream(PROMPT, PARAMS)
+    with pytest.raises(RequestError, match=r"prompt 1: logits_processor breaks_at_position_8 failed.*of the processor"):
+        llm.generate([PROMPT, PROMPT], [PARAMS, BREAKING], progress=False)
+    breaking = llm.stream(PROMPT, BREAKING)
+    with pytest.raises(RequestError, match="breaks_at_position_8") as caught:
+        list(breaking)
+    assert "ZeroDivisionError" in str(caught.value.__cause__)
+    assert tokens([*stream][-1]) == tokens(alone)
+
+    async def main():
+        async with AsyncLLM(llm) as engine:
+            prompt = Prompt(token_ids=tuple(PROMPT))
+            good, bad = engine.generate(prompt, PARAMS), engine.generate(prompt, BREAKING)
+            output, error = await asyncio.gather(good, bad, return_exceptions=True)
+            assert tokens(output) == tokens(alone) and isinstance(error, RequestError)
+            with pytest.raises(RequestError, match="breaks_at_position_8"):
+                _ = [update async for update in engine.stream(prompt, BREAKING)]
+            assert tokens(await engine.generate(prompt, PARAMS)) == tokens(alone)
+
+    asyncio.run(main())
+
+
+def test_deleted_weights_end_what_runs_and_good_ones_serve_again(llm):
+    (alone,) = llm.generate(PROMPT, PARAMS, progress=False)
+    copies = jax.tree.map(jnp.copy, llm.params)
+    stream = llm.stream(PROMPT, PARAMS)
+    next(stream)
+    llm.params.layers[1].input_norm.delete()
+    for door in (lambda: llm.generate(PROMPT, PARAMS, progress=False), lambda: llm.score(PROMPT, progress=False)):
+        with pytest.raises(CheckpointError, match=r"deleted: leaf \.layers\[1\]\.input_norm.*update_params"):
+            door()
+    with pytest.raises(CheckpointError, match="deleted"):
+        list(stream)
+    with pytest.raises(CheckpointError, match=r"input_norm is a deleted float32\[64\]"):
+        llm.update_params(llm.params)
+    assert llm.update_params(copies) == 1
+    assert tokens(llm.generate(PROMPT, PARAMS, progress=False)[0]) == tokens(alone)
+
+
+def test_new_weights_come_though_the_old_ones_were_deleted_under_a_request(llm):
+    (alone,) = llm.generate(PROMPT, PARAMS, progress=False)
+    copies = jax.tree.map(jnp.copy, llm.params)
+    stream = llm.stream(PROMPT, PARAMS)
+    next(stream)
+    next(stream)
+    for leaf in jax.tree.leaves(llm.params):
+        leaf.delete()
+    assert llm.update_params(copies) == 1
+    with pytest.raises(CheckpointError, match="deleted"):
+        list(stream)
+    assert tokens(llm.generate(PROMPT, PARAMS, progress=False)[0]) == tokens(alone)

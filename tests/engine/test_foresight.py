@@ -1,0 +1,81 @@
+"""What a crowd of requests may need: every layout that its steps come in, and none of kinds that nobody asks for."""
+
+import random
+
+import pytest
+from helpers.fake_runner import FakeRunner, make_request, make_scheduler, run
+
+from photon_jax.cache.layout import CacheLayout
+from photon_jax.config import SchedulerConfig
+from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
+from photon_jax.engine.foresight import Crowd
+
+LIMITS = {"max_num_seqs": 20, "max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 4001}
+MAX_LEN = 300
+
+
+def every_buckets():
+    config = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64)
+    layout = CacheLayout(num_blocks=LIMITS["num_blocks"], block_size=4)
+    tiles = TileChoice((2, 8), query_tile=16)
+    yield tiled_buckets(config, layout, max_model_len=MAX_LEN, tiles=tiles)
+    yield padded_buckets(config, layout, max_model_len=MAX_LEN)
+
+
+def draw_request(rng, index):
+    fields = {}
+    if rng.random() < 0.2:
+        fields["logprobs"] = 2
+    if rng.random() < 0.2:
+        fields["prompt_logprobs"] = rng.choice([0, 3])
+    if rng.random() < 0.2:
+        fields["bad_word_ids"] = ((3,),)
+    prompt = [rng.randrange(50) for _ in range(rng.randrange(1, 60))]
+    return make_request(str(index), prompt, max_tokens=rng.randrange(1, 20), **fields)
+
+
+def crowd_of(requests, num_prompt_tokens=None):
+    count = sum(len(each.prompt_token_ids) for each in requests) if num_prompt_tokens is None else num_prompt_tokens
+    return Crowd.of(requests, num_prompt_tokens=count, block_size=4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_step_of_a_crowd_comes_in_a_layout_that_it_may_need(seed):
+    rng = random.Random(seed)
+    requests = [draw_request(rng, index) for index in range(rng.randrange(1, 24))]
+    scheduler = make_scheduler(**LIMITS, max_model_len=MAX_LEN)
+    for request in requests:
+        scheduler.add(request)
+    specs, plans = list(every_buckets()), []
+
+    def choose(plan):
+        plans.extend(spec.choose(plan) for spec in specs if plan.scheduled)
+
+    launch = FakeRunner(scheduler._layout)
+    step = launch.step
+    launch.step = lambda plan: choose(plan) or step(plan)  # before the step: a sequence may have no blocks after it
+    run(scheduler, launch)
+    crowd = crowd_of(requests)
+    needed = {layout for spec in specs for layout in spec.layouts() if crowd.may_need(layout, spec)}
+    assert plans and set(plans) <= needed
+
+
+def needed_by(requests, spec, num_prompt_tokens=None):
+    crowd = crowd_of(requests, num_prompt_tokens)
+    return [layout for layout in spec.layouts() if crowd.may_need(layout, spec)]
+
+
+@pytest.mark.parametrize("spec", list(every_buckets()), ids=["tiled", "padded"])
+def test_kinds_and_sizes_that_nobody_asks_for_are_not_needed(spec):
+    plain = make_request("0", [1] * 3)
+    layouts = needed_by([plain] * 2, spec)
+    assert layouts and not any(each.has_scores or each.has_top or each.has_controls for each in layouts)
+    assert max(each.num_tokens for each in layouts) < 64
+    with_top = needed_by([plain, make_request("1", [1] * 3, logprobs=1)], spec)
+    assert any(each.has_top for each in with_top) and not any(each.has_scores or each.has_controls for each in with_top)
+    scored = needed_by([plain, make_request("1", [1] * 3, prompt_logprobs=1)], spec)
+    assert not any(each.has_top and each.num_tokens == each.num_rows for each in scored), "decode steps have no prompt"
+    # what is computed already takes a row, and no more
+    assert needed_by([make_request("0", [1] * 50)] * 2, spec, 5) == [
+        each for each in needed_by([make_request("0", [1] * 50)] * 2, spec) if each.num_tokens < 64
+    ]
