@@ -121,7 +121,7 @@ def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
     else:
         tile_m, step = 128 if m > 64 else 64, max(128, group_size)
         shapes = [(64, 1, 4, 3), (128, 1, 8, 3), (64, 4, 4, 3), (128, 8, 8, 3)]
-        methods = ("dot", "swap") if group_size and m > 64 else methods
+        methods = ("dot", "swap") if group_size else methods
     for method, (tile_n, splits, warps, stages) in itertools.product(methods, shapes):
         found.append(
             TileConfig(

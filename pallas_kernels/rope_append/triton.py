@@ -10,6 +10,8 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common.errors import KernelUnsupportedError
 
+MIN_HEAD_DIM = 16
+
 
 def _kernel(
     qkv_ref,  # [B K*(G+2)*d]
@@ -19,12 +21,11 @@ def _kernel(
     layer_ref,  # i32[1]
     k_in_ref,  # [L N K S d], the memory of k_ref
     v_in_ref,
-    q_ref,  # [B H d]
-    k_ref,  # [L N K S d]
-    v_ref,  # [L N K S d]
-    *,
+    *refs,  # q_norm [d] and k_norm [d] where there are norms; the outputs q [B H d], k and v [L N K S d]
     num_groups: int,
+    eps: float,
 ):
+    *norm_refs, q_ref, k_ref, v_ref = refs
     row, kv_head = pl.program_id(0), pl.program_id(1)
     block_size, head_dim = k_ref.shape[3:]
     half = head_dim // 2
@@ -34,6 +35,8 @@ def _kernel(
     mask = (head < num_groups + 2)[:, None]
     x = plt.load(qkv_ref.at[row, columns], mask=mask, other=0.0).astype(jnp.float32)
     y = plt.load(qkv_ref.at[row, columns + half], mask=mask, other=0.0).astype(jnp.float32)
+    if norm_refs:
+        x, y = _normed(x, y, head, dims, norm_refs, num_groups=num_groups, eps=eps)
     cos, sin = cos_ref[row, :][None, :], sin_ref[row, :][None, :]
     is_turned = (head <= num_groups)[:, None]
     low = jnp.where(is_turned, x * cos - y * sin, x).astype(q_ref.dtype)
@@ -48,7 +51,21 @@ def _kernel(
             ref[layer, block, kv_head, offset, columns] = jnp.where((head == own)[:, None], part, 0).sum(axis=0)
 
 
-@functools.partial(jax.jit, static_argnames=("interpret",))
+def _normed(x, y, head, dims, norm_refs, *, num_groups, eps):  # f32[heads d/2] each
+    """Returns both halves of all heads with those of queries and key normed, each by its own weight."""
+    half = x.shape[1]
+    mean_square = ((x * x).sum(axis=1) + (y * y).sum(axis=1)) / (2 * half)
+    factor = lax.rsqrt(mean_square + eps)[:, None]
+    is_query, is_normed = (head < num_groups)[:, None], (head <= num_groups)[:, None]
+
+    def weigh(values, columns):
+        q_weight, k_weight = (plt.load(ref.at[columns]).astype(jnp.float32)[None, :] for ref in norm_refs)
+        return jnp.where(is_normed, values * factor * jnp.where(is_query, q_weight, k_weight), values)
+
+    return weigh(x, dims), weigh(y, dims + half)
+
+
+@functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def rope_append(
     qkv: jax.Array,
     cos: jax.Array,
@@ -58,6 +75,9 @@ def rope_append(
     slots: jax.Array,
     layer: jax.Array | int,
     *,
+    q_norm: jax.Array | None = None,
+    k_norm: jax.Array | None = None,
+    eps: float = 0.0,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns q [B H d], and k and v with the new tokens, as `rope_append_reference` defines them.
@@ -70,8 +90,11 @@ def rope_append(
       sin: f32[B d/2]
       k: [L N K S d]
       v: [L N K S d]
-      slots: i32[B], block * S + offset; no two alike.
+      slots: i32[B], block * S + offset; where two are alike, one of the tokens is kept.
       layer: i32[]
+      q_norm: [d], weight of the root-mean-square norm of each query, or None; k_norm likewise.
+      k_norm: [d]
+      eps: added to the mean squares.
       interpret: run without a GPU, slowly.
 
     Raises:
@@ -82,11 +105,16 @@ def rope_append(
     num_kv_heads, head_dim = k.shape[2], k.shape[4]
     if width % (num_kv_heads * head_dim) or cos.shape != (num_rows, head_dim // 2) or slots.shape != (num_rows,):
         raise ValueError(f"qkv {qkv.shape}, cos {cos.shape} and slots {slots.shape} don't fit a cache {k.shape}")
-    if head_dim < 32 or head_dim & (head_dim - 1):
-        raise KernelUnsupportedError(f"the Triton backend needs a power-of-two head_dim of at least 32, got {head_dim}")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm come together: give both or none")
+    if head_dim < MIN_HEAD_DIM or head_dim & (head_dim - 1):
+        raise KernelUnsupportedError(
+            f"the Triton backend needs a power-of-two head_dim of at least {MIN_HEAD_DIM}, got {head_dim}"
+        )
     num_groups = width // (num_kv_heads * head_dim) - 2
+    norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
     q, k, v = pl.pallas_call(
-        functools.partial(_kernel, num_groups=num_groups),
+        functools.partial(_kernel, num_groups=num_groups, eps=eps),
         out_shape=[
             jax.ShapeDtypeStruct((num_rows, num_kv_heads * num_groups, head_dim), k.dtype),
             *(jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in (k, v)),
@@ -96,5 +124,5 @@ def rope_append(
         compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
         interpret=interpret,
         name="rope_append",
-    )(qkv, cos, sin, slots, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)), k, v)
+    )(qkv, cos, sin, slots, jnp.reshape(jnp.asarray(layer, jnp.int32), (1,)), k, v, *norms)
     return q, k, v

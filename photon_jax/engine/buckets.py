@@ -158,15 +158,22 @@ def tiled_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_len
     )
 
 
-def padded_buckets(config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int) -> BucketSpec:
-    """Returns buckets for ops that compute the padding too: fine where steps are common or long, else coarse."""
-    rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+def padded_buckets(
+    config: SchedulerConfig, layout: CacheLayout, *, max_model_len: int, min_rows: int = 1
+) -> BucketSpec:
+    """Returns buckets for ops that compute the padding too: fine where steps are common or long, else coarse.
+
+    Args:
+      min_rows: of the smallest decode step.
+    """
+    rows = max(config.max_num_seqs, min_rows)
+    tokens = max(config.max_num_batched_tokens, rows)
     return BucketSpec(
-        decode_rows=_ladder(1, rows, 2),
+        decode_rows=_ladder(min_rows, rows, 2),
         mixed_tokens=_mixed_ladder(tokens),
         rare_rows=_ladder(8, rows, 8) if rows > 8 else (rows,),
         rare_tokens=_ladder(128, tokens, 4),
-        mixed_rows=config.max_num_seqs,
+        mixed_rows=rows,
         table_widths=_ladder(max(8, CONTEXT_TILE // layout.block_size), _table_width(layout, max_model_len), 4),
         tiles=TileChoice(query_tile=LARGE_QUERY_TILE),
         has_greedy_programs=True,

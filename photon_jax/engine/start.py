@@ -25,6 +25,10 @@ from photon_jax.models.params import Params, num_bytes
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.step_io import StepLayout
 
+# XLA's own form of a dense product for one row takes half as long again as the library's for two: a step of
+# Llama-3.2-1B in bfloat16 on an H200 1.65 against 1.10 ms.
+MIN_DENSE_ROWS = 2
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartedEngine:
@@ -188,7 +192,9 @@ def _plan_for(layout: CacheLayout, step_config: StepConfig, config: EngineConfig
     if tiles is not None:
         buckets = tiled_buckets(config.scheduler, layout, max_model_len=longest, tiles=tiles)
     else:
-        buckets = padded_buckets(config.scheduler, layout, max_model_len=longest)
+        is_dense_on_gpu = step_config.kernels.linear == "triton" and step_config.model.quantization is None
+        min_rows = MIN_DENSE_ROWS if is_dense_on_gpu else 1
+        buckets = padded_buckets(config.scheduler, layout, max_model_len=longest, min_rows=min_rows)
     return _Plan(layout, buckets, step_config.max_model_len if config.max_model_len else longest)
 
 

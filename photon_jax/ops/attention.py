@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import paged_attention, prefill_attention
+from pallas_kernels import paged_attention, prefill_attention, rope_append
 from photon_jax.cache.kv_cache import KVCache, read_kv, write_kv
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
@@ -36,21 +36,26 @@ def project_qkv(
     tiles: RowTiles | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns q [T H d], k [T K d] and v [T K d]: norm, QKV projection, QK-norm where the model has it, rope."""
-    num_kv, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
+    num_kv, groups, head_dim, dtype = config.num_kv_heads, config.num_groups, config.head_dim, layer.input_norm.dtype
 
     def compute(x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps).astype(layer.input_norm.dtype)
-        qkv = linear(normed, layer.qkv_proj, backend=kernels.linear).reshape(-1, num_kv, groups + 2, head_dim)
+        qkv = _normed_qkv(x, layer, config, kernels).reshape(-1, num_kv, groups + 2, head_dim)
         q = qkv[:, :, :groups].reshape(-1, num_kv * groups, head_dim)
         k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, eps=config.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, eps=config.rms_norm_eps)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        return q.astype(normed.dtype), k.astype(normed.dtype), v.astype(normed.dtype)
+        return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     q, k, v = map_rows(compute, tiles, x, cos, sin)
     return q, k, v
+
+
+def _normed_qkv(x: jax.Array, layer: LayerParams, config: ModelConfig, kernels: KernelConfig) -> jax.Array:
+    """Returns f32[T K*(G+2)*d], for each KV head its queries, its key and its value."""
+    normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps).astype(layer.input_norm.dtype)
+    return linear(normed, layer.qkv_proj, backend=kernels.linear)
 
 
 def attention_input(
@@ -66,7 +71,15 @@ def attention_input(
     kernels: KernelConfig,
     tiles: RowTiles | None,
 ) -> tuple[jax.Array, KVCache]:
-    """Returns q [T H d], and the cache with the new keys and values in their slots."""
+    """Returns q [T H d], and the cache with the new keys and values in their slots.
+
+    All that follows the projection is one kernel where attention is one too, but not for an int8 cache.
+    """
+    if kernels.attention == "triton" and cache.k_scale is None:
+        qkv = _normed_qkv(x, layer, config, kernels)
+        norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
+        q, k, v = rope_append(qkv, cos, sin, cache.k, cache.v, slot_mapping, layer_index, **norms)
+        return q, KVCache(k=k, v=v)
     q, k, v = project_qkv(x, cos, sin, layer, config=config, kernels=kernels, tiles=tiles)
     return q, write_kv(cache, layer_index, k, v, slot_mapping)
 

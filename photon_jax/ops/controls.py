@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from photon_jax.controls import MAX_BAD_WORD_TOKENS, MAX_BAD_WORD_VARIANTS, ProcessorFn
+from photon_jax.controls import MAX_BAD_WORD_TOKENS, MAX_BAD_WORD_VARIANTS, ProcessorFailure, ProcessorFn
 
 NO_TOKEN = -1  # only ever compared with token ids, never an index
 RECENT_WIDTH = MAX_BAD_WORD_TOKENS - 1
@@ -185,7 +185,10 @@ def _process(
     new_states = []
     for index, (processor, state) in enumerate(zip(processors, states, strict=True)):
         is_its_own = rows.processor_ids == index + 1
-        processed, new_state = _run_processor(processor, is_its_own, state, logits, rows, is_tiled)
+        try:
+            processed, new_state = _run_processor(processor, is_its_own, state, logits, rows, is_tiled)
+        except Exception as error:  # a function of a caller's may raise anything
+            raise ProcessorFailure(processor) from error
         processed = jnp.where(jnp.isnan(processed), -jnp.inf, processed)
         logits = jnp.where(jnp.expand_dims(is_its_own, 1), processed, logits)
         new_states.append(new_state)

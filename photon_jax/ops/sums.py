@@ -1,4 +1,4 @@
-"""Reductions over the last axis made of element-wise operations, in an order that is written down."""
+"""Reductions over the last axis; on a CPU of element-wise operations, in an order that is written down."""
 
 import functools
 import operator
@@ -12,14 +12,20 @@ _FAN_IN = 8
 
 
 def ordered_sum(x: jax.Array) -> jax.Array:
-    """Returns the sum over the last axis, the same bits in every program.
+    """Returns the sum over the last axis, on a CPU the same bits in every program.
 
     A plain reduction leaves the order to the compiler, which decides by shape: a row's sum would depend on how many
-    rows are computed with it (measured on a CPU: 2 rows against 8).
+    rows are computed with it (measured on a CPU: 2 rows against 8). Elsewhere it is a plain reduction: the written
+    order takes a launch a level, a quarter of a GPU's decode step (measured on an H200).
 
     Args:
       x: f32[* n]
     """
+    found: jax.Array = lax.platform_dependent(x, cpu=_sum_in_order, default=functools.partial(jnp.sum, axis=-1))
+    return found
+
+
+def _sum_in_order(x: jax.Array) -> jax.Array:
     return reduce_eighths(operator.add, x, 0)
 
 

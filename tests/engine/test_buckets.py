@@ -5,11 +5,15 @@ import itertools
 import random
 
 import pytest
+from helpers.tiny_model import tiny_config
 
 from photon_jax.cache.layout import CacheLayout
-from photon_jax.config import SchedulerConfig
+from photon_jax.config import KernelConfig, SchedulerConfig, make_engine_config
 from photon_jax.engine import buckets as buckets_module
+from photon_jax.engine import start
 from photon_jax.engine.buckets import BucketSpec, TileChoice, padded_buckets, tiled_buckets
+from photon_jax.engine.step import StepConfig
+from photon_jax.models.config import QuantizationConfig
 from photon_jax.ops import attention
 from photon_jax.request import Request, SamplingParams
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
@@ -54,7 +58,8 @@ def every_spec():
         layout = CacheLayout(num_blocks=10_000, block_size=block_size)
         for tiles in TILE_CHOICES:
             yield config, layout, max_len, tiled_buckets(config, layout, max_model_len=max_len, tiles=tiles)
-        yield config, layout, max_len, padded_buckets(config, layout, max_model_len=max_len)
+        for min_rows in (1, 2):
+            yield config, layout, max_len, padded_buckets(config, layout, max_model_len=max_len, min_rows=min_rows)
 
 
 def test_the_largest_bucket_covers_what_the_scheduler_may_plan():
@@ -184,6 +189,16 @@ def test_padded_steps_without_random_rows_have_programs_of_their_own():
     assert padded.choose(make_plan((1, 1), temperature=0.0)).is_greedy
     assert not padded.choose(make_plan((1, 1), temperature=0.5)).is_greedy
     assert not tiled.choose(make_plan((1, 1), temperature=0.0)).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("linear", "is_int8", "expected"), [("triton", False, 2), ("triton", True, 1), ("xla", False, 1)]
+)
+def test_a_gpu_computes_two_rows_for_one_where_weights_are_dense(linear, is_int8, expected):
+    model = tiny_config(quantization=QuantizationConfig(group_size=32) if is_int8 else None)
+    config = StepConfig(model=model, kernels=KernelConfig(linear=linear), max_model_len=256)
+    planned = start._plan_for(CacheLayout(num_blocks=9, block_size=64), config, make_engine_config(None), None)
+    assert planned.buckets.choose(make_plan((1,))).num_tokens == expected
 
 
 def test_a_plan_beyond_the_largest_bucket_is_a_bug_that_says_so():
