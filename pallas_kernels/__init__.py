@@ -4,6 +4,7 @@ from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference, int8_matmul, int8_matmul_reference
 from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
 from pallas_kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from pallas_kernels.rms_norm import rms_norm, rms_norm_reference
 from pallas_kernels.rope_append import rope_append, rope_append_reference
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "paged_attention_reference",
     "prefill_attention",
     "prefill_attention_reference",
+    "rms_norm",
+    "rms_norm_reference",
     "rope_append",
     "rope_append_reference",
 ]

@@ -124,7 +124,8 @@ def fused_matmul(
       is_gated: the weights hold a gate's outputs, then those of an up projection; the result is silu(gate) * up.
       out_dtype: of the result, x's by default.
       backend: which implementation.
-      tiles: sizes; by default the measured ones for this device, else the heuristic's, with half the outputs if gated.
+      tiles: sizes; by default the measured ones for this device, else the heuristic's, with half the outputs if the
+        kernel gates.
       interpret: run without a GPU, slowly.
 
     Raises:
@@ -138,7 +139,7 @@ def fused_matmul(
     elif weight.dtype != x.dtype:
         raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
     chosen = _choose(x, weight, group_size, backend, tiles)
-    if tiles is None and is_gated and chosen.k_splits == 1:
+    if tiles is None and is_gated and chosen.can_gate:
         chosen = dataclasses.replace(chosen, tile_n=max(1 if chosen.method == "sum" else 16, chosen.tile_n // 2))
     options = {"group_size": group_size, "is_gated": is_gated, "out_dtype": out_dtype}
     out: jax.Array = matmul_triton(x, weight, scale, residual, **options, tiles=chosen, interpret=interpret)

@@ -49,6 +49,11 @@ class TileConfig:
             raise ValueError(f"k_splits and num_stages must be positive, got {self.k_splits} and {self.num_stages}")
 
     @property
+    def can_gate(self) -> bool:
+        """Whether a program holds whole sums of a gate's output and of its partner."""
+        return self.k_splits == 1 and self.method != "swap"
+
+    @property
     def label(self) -> str:
         """The sizes as a short name for kernels and tables."""
         rows = f"m{self.tile_m}_" if self.method != "sum" else ""
@@ -69,30 +74,28 @@ def tuning_key(*, m: int, n: int, k: int, group_size: int, dtype: str) -> dict[s
 def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     """Returns tiles that every supported shape accepts, after what the runs in NOTES.md found best.
 
-    One row, in dense weights two: `sum`, a warp for two whole rows of weights, or four warps for one of more than 4096
-    inputs; two rows of int8 take longer so than eight in `dot` (a whole step 978 and 863 us). Other small products:
-    `dot`, with the inputs split where the outputs alone are too few programs to fill a chip. Int8 for
-    more than 64 rows: `swap`.
+    One row, in dense weights two: `sum`, a warp for two outputs, or four warps for one of more than 4096 inputs; two
+    rows of int8 take longer so than eight in `dot` (a whole step 978 and 863 us). Other small products: `dot`, with the
+    inputs split where the outputs alone are too few programs to fill a chip. Int8 for more than 32 rows: `swap`.
     """
     step = max(128, 2 * group_size)
     is_sum = m == 1 or (m == 2 and not group_size)
     if is_sum and 4096 < k <= 8192:
-        vector = 16 if group_size else 8
-        return TileConfig(method="sum", tile_n=1, tile_k=8192, num_warps=4, num_stages=2, vector=vector)
+        return TileConfig(method="sum", tile_n=1, tile_k=1024, num_warps=4, num_stages=2)
     if is_sum and k <= 4096:
-        tile_k = max(min(2048, 1 << (k - 1).bit_length()), group_size, 16)
+        tile_k = max(512 if n >= 8192 or k > 2048 else 256, group_size)
         return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
     if m <= 32:
         tile_m, tile_n, warps = 16 if m <= 16 else 32, 64 if n >= 8192 else 32, 4
-    elif m <= 64:
+    elif m <= 64 and n < 8192:
         tile_m, tile_n, warps, step = 64, 64, 4, max(128, group_size)
     else:
-        tile_m, tile_n, warps, step = 128, 128, 8, max(128, group_size)
+        tile_m, tile_n, warps, step = 64 if m <= 64 else 128, 128, 8, max(128, group_size)
     programs, splits = -(-m // tile_m) * -(-n // tile_n), 1
-    wanted = 128 if m > 64 else 256 if m > 32 or programs >= 256 else 512  # splitting has its price, a sum after it
+    wanted = 128 if m > 32 else 256 if programs >= 256 else 512  # splitting has its price, a sum after it
     while programs * splits < wanted and splits < 8 and k // splits >= 2 * step:
         splits *= 2
-    method: Method = "swap" if m > 64 and group_size >= 128 else "dot"
+    method: Method = "swap" if m > 32 and group_size >= 128 else "dot"
     return TileConfig(
         method=method, tile_m=tile_m, tile_n=tile_n, tile_k=step, k_splits=splits, num_warps=warps, num_stages=3
     )

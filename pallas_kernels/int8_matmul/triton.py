@@ -20,6 +20,8 @@ from jax.experimental.pallas import triton as plt
 from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.int8_matmul.tiles import TileConfig
 
+MAX_UNROLLED_STEPS = 8  # of `sum`
+
 
 def _iota(size: int, axis: int, ndim: int) -> jax.Array:
     # A broadcast keeps what the compiler knows of contiguity; a reshape loses it, and the kernel loads byte by byte.
@@ -69,54 +71,62 @@ def _sum_kernel(
     num_rows, (num_weights, num_inputs) = x_ref.shape[0], w_ref.shape
     num_outputs = out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
-    # The inputs of a step are [A C E]: A groups of C vectors of E. Activations and weights have one shape, so one
-    # layout, and meet in registers; a thread adds its vector before any exchange.
+    # A step's weights are [N A C E]: A groups of C vectors of E inputs of each of N outputs. All that is loaded has one
+    # shape or is broadcast to it, so one layout, and meets in registers; a thread adds its vector before any exchange.
     group = group_size or tiles.tile_k
     vector = min(tiles.vector, group)
-    shape = (tiles.tile_k // group, group // vector, vector)
-    offsets = _iota(shape[0], 0, 3) * group + _iota(shape[1], 1, 3) * vector + _iota(vector, 2, 3)
+    shape = (tiles.tile_n, tiles.tile_k // group, group // vector, vector)
+    offsets = _iota(shape[1], 1, 4) * group + _iota(shape[2], 2, 4) * vector + _iota(vector, 3, 4)
     start, first_output = pl.program_id(1) * split_inputs, pl.program_id(0) * tiles.tile_n
     is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
     halves = (0, num_outputs) if around.is_gated else (0,)
+
+    def load_weights(half, inputs, mask):  # f32[N A C E]; past the last output that one again, which is not stored
+        outputs = jnp.minimum(_iota(shape[0], 0, 4) + first_output + half, num_weights - 1)
+        return _load(w_ref, (outputs, inputs), mask, 0).astype(jnp.float32)
+
+    def load_scales(half, first):  # f32[N A C], one for all C
+        outputs = jnp.minimum(_iota(shape[0], 0, 3) + first_output + half, num_weights - 1)
+        groups = first // group + _iota(shape[1], 1, 3) + 0 * _iota(shape[2], 2, 3)
+        mask = groups * group < num_inputs if is_ragged else None
+        return _load(scale_ref, (outputs, groups), mask, 0.0).astype(jnp.float32)
 
     def accumulate(step, accs):
         first = start + step * tiles.tile_k
         inputs = first + offsets
         mask = inputs < num_inputs if is_ragged else None
         xs = [_load(x_ref, (row, inputs), mask, 0.0).astype(jnp.float32) for row in range(num_rows)]
-        groups = first // group + lax.iota(jnp.int32, shape[0])
-        group_mask = groups * group < num_inputs if is_ragged else None
-        found = []
-        for output in [first_output + n + half for n in range(tiles.tile_n) for half in halves]:
-            # Past the last output the last one is computed again, and not stored.
-            output = jnp.minimum(output, num_weights - 1)
-            weights = _load(w_ref, (output, inputs), mask, 0).astype(jnp.float32)
-            parts = [(weights * x).sum(axis=2) for x in xs]  # f32[A C]
-            if scale_ref is not None:
-                scale = _load(scale_ref, (output, groups), group_mask, 0.0).astype(jnp.float32)
-                parts = [part * scale[:, None] for part in parts]
-            found += parts
-        return tuple(acc + part for acc, part in zip(accs, found, strict=True))
+        parts = []
+        for half in halves:
+            weights = load_weights(half, inputs, mask)
+            sums = [(weights * x).sum(axis=3) for x in xs]
+            scales = None if scale_ref is None else load_scales(half, first)
+            parts += sums if scales is None else [part * scales for part in sums]
+        return tuple(acc + part for acc, part in zip(accs, parts, strict=True))
 
-    accs = (jnp.zeros(shape[:2], jnp.float32),) * (num_rows * tiles.tile_n * len(halves))
-    accs = accumulate(0, accs) if steps == 1 else lax.fori_loop(0, steps, accumulate, accs)
-    totals = [acc.sum(axis=1).sum(axis=0) for acc in accs]
-    _store_sums(totals, residual_ref, out_ref, first_output, tiles=tiles, is_gated=around.is_gated)
+    accs = (jnp.zeros(shape[:3], jnp.float32),) * (num_rows * len(halves))
+    if steps > MAX_UNROLLED_STEPS:
+        accs = lax.fori_loop(0, steps, accumulate, accs)
+    else:  # all loads can be asked for at once
+        for step in range(steps):
+            accs = accumulate(step, accs)
+    totals = [acc.sum(axis=2).sum(axis=1) for acc in accs]
+    _store_sums(totals, residual_ref, out_ref, first_output, is_gated=around.is_gated)
 
 
-def _store_sums(totals, residual_ref, out_ref, first_output, *, tiles, is_gated):
+def _store_sums(totals, residual_ref, out_ref, first_output, *, is_gated):
+    """Stores f32[N] for each row; of gated outputs the gates of all rows come first."""
     num_rows, num_outputs = out_ref.shape[-2:]
-    num_halves = 2 if is_gated else 1
-    for n in range(tiles.tile_n):
-        for row in range(num_rows):
-            values = [totals[(n * num_halves + h) * num_rows + row] for h in range(num_halves)]
-            value = values[0] * jax.nn.sigmoid(values[0]) * values[1] if is_gated else values[0]
-            index = (row, first_output + n) if out_ref.ndim == 2 else (pl.program_id(1), row, first_output + n)
-
-            @pl.when(first_output + n < num_outputs)
-            def _(index=index, value=value):
-                total = value if residual_ref is None else value + residual_ref[index].astype(jnp.float32)
-                out_ref[index] = total.astype(out_ref.dtype)
+    outputs = first_output + lax.iota(jnp.int32, totals[0].shape[0])
+    mask = outputs < num_outputs
+    for row in range(num_rows):
+        value = totals[row]
+        if is_gated:
+            value = value * jax.nn.sigmoid(value) * totals[num_rows + row]
+        index = (row, outputs) if out_ref.ndim == 2 else (pl.program_id(1), row, outputs)
+        if residual_ref is not None:
+            value = value + plt.load(residual_ref.at[index], mask=mask, other=0.0).astype(jnp.float32)
+        plt.store(out_ref.at[index], value.astype(out_ref.dtype), mask=mask)
 
 
 def _dot_kernel(
@@ -231,15 +241,16 @@ def matmul_triton(
 ) -> jax.Array:
     """Returns the product with what follows it, in out_dtype (x's by default); arguments are checked by the caller.
 
-    With splits, gate and residual come after the kernel.
+    With splits, gate and residual come after the kernel; so does the gate of `swap`, which loses more by two halves of
+    a tile than by one launch more.
     """
     dtype = out_dtype or x.dtype
-    is_split = tiles.k_splits > 1
-    inner_residual = None if is_split else residual
+    is_alone = tiles.k_splits > 1 or (is_gated and not tiles.can_gate)
+    inner_residual = None if is_alone else residual
     around = Surroundings(
         has_scale=scale is not None,
         has_residual=inner_residual is not None,
-        is_gated=is_gated and not is_split,
+        is_gated=is_gated and not is_alone,
     )
     m, n = x.shape[0], weight.shape[0] // (2 if around.is_gated else 1)
     grid: tuple[int, ...] = (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
@@ -248,7 +259,7 @@ def matmul_triton(
     call = pl.pallas_call(
         functools.partial(kernel, tiles=tiles, group_size=group_size, around=around),
         out_shape=jax.ShapeDtypeStruct(
-            (tiles.k_splits, m, n) if is_split else (m, n), jnp.float32 if is_split else dtype
+            (tiles.k_splits, m, n) if is_alone else (m, n), jnp.float32 if is_alone else dtype
         ),
         grid=grid,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
@@ -256,10 +267,11 @@ def matmul_triton(
         name=f"matmul_g{group_size}_{tiles.label}",
     )
     out = call(x, weight, *(a for a in (scale, inner_residual) if a is not None))
-    return _after_splits(out, residual, is_gated=is_gated).astype(dtype) if is_split else out
+    return _finish(out, residual, is_gated=is_gated).astype(dtype) if is_alone else out
 
 
-def _after_splits(parts: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> jax.Array:
+def _finish(parts: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> jax.Array:
+    """Returns what follows the parts f32[splits M O] of a product that was computed alone."""
     out = parts.sum(axis=0)
     if is_gated:
         gate, up = jnp.split(out, 2, axis=1)

@@ -23,6 +23,7 @@ from photon_jax.step_io import Field, StepInputs, StepLayout, StepOutputs, input
 Sampled = tuple[jax.Array, jax.Array, States, *tuple[jax.Array, ...]]  # what head_sample returns
 
 SCORE_TILE = 128  # tokens whose logits exist at once where ops work on whole arrays
+TOP_SCORE_TILE = 16  # the same where the likeliest tokens are wanted too: sorting takes several copies of the logits
 
 
 @jax.tree_util.register_dataclass
@@ -147,7 +148,8 @@ def _score(
     hidden: jax.Array, inputs: StepInputs, params: Params, layout: StepLayout, config: StepConfig
 ) -> tuple[jax.Array, ...]:
     is_tiled = config.kernels.linear == "reference"
-    size = layout.row_tile if is_tiled else math.gcd(SCORE_TILE, layout.num_tokens)
+    whole_tile = TOP_SCORE_TILE if layout.has_top else SCORE_TILE
+    size = layout.row_tile if is_tiled else math.gcd(whole_tile, layout.num_tokens)
     return head_score(
         hidden[inputs.score_indices],
         inputs.target_ids,

@@ -14,7 +14,7 @@ from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Linear
 from photon_jax.ops.linear import linear, linear_add
-from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.norm import normed_rows, rms_norm
 from photon_jax.ops.rope import apply_rope
 from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
@@ -54,7 +54,7 @@ def project_qkv(
 
 def _normed_qkv(x: jax.Array, layer: LayerParams, config: ModelConfig, kernels: KernelConfig) -> jax.Array:
     """Returns f32[T K*(G+2)*d], for each KV head its queries, its key and its value."""
-    normed = rms_norm(x, layer.input_norm, eps=config.rms_norm_eps).astype(layer.input_norm.dtype)
+    normed = normed_rows(x, layer.input_norm, eps=config.rms_norm_eps, backend=kernels.linear)
     return linear(normed, layer.qkv_proj, backend=kernels.linear)
 
 

@@ -6,7 +6,7 @@ from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Linear
 from photon_jax.ops.linear import linear_add, linear_gated
-from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.norm import normed_rows
 from photon_jax.ops.tiles import RowTiles, map_rows
 
 
@@ -21,8 +21,7 @@ def gate_up(
     """Returns silu(gate) * up of the normed input (SwiGLU, Shazeer, arXiv:2002.05202), rounded once at the end."""
 
     def compute(x: jax.Array) -> tuple[jax.Array]:
-        norm = layer.post_attention_norm
-        normed = rms_norm(x, norm, eps=config.rms_norm_eps).astype(norm.dtype)
+        normed = normed_rows(x, layer.post_attention_norm, eps=config.rms_norm_eps, backend=kernels.linear)
         return (linear_gated(normed, layer.gate_up_proj, backend=kernels.linear),)
 
     (hidden,) = map_rows(compute, tiles, x)

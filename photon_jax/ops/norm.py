@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import rms_norm as rms_norm_kernel
+from photon_jax.config import Backend
 from photon_jax.ops.sums import ordered_sum
 
 
@@ -24,3 +26,16 @@ def rms_norm(
     mean_square = jnp.expand_dims(ordered_sum(x32 * x32), -1) / x.shape[-1]
     normed = x32 * lax.rsqrt(mean_square + eps)
     return normed * jnp.expand_dims(weight.astype(jnp.float32), tuple(range(x.ndim - 1)))
+
+
+def normed_rows(
+    x: jax.Array,  # f32[M D]
+    weight: jax.Array,  # [D]
+    *,
+    eps: float,
+    backend: Backend,
+) -> jax.Array:  # [M D]
+    """Returns rms_norm(x) rounded to the weight's dtype, the input of a linear layer of the same backend."""
+    if backend == "triton":
+        return rms_norm_kernel(x, weight, eps=eps)
+    return rms_norm(x, weight, eps=eps).astype(weight.dtype)

@@ -18,7 +18,7 @@ from photon_jax.models.params import Params
 from photon_jax.ops.controls import ControlRows, Controls, States, control_logits
 from photon_jax.ops.linear import head_logits
 from photon_jax.ops.logprobs import likeliest, logprob_at, top_logprobs
-from photon_jax.ops.norm import rms_norm
+from photon_jax.ops.norm import normed_rows
 from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
 from photon_jax.step_io import StepInputs
@@ -127,8 +127,8 @@ _ROW_FIELDS = (
 
 def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig, kernels: KernelConfig) -> jax.Array:
     """Returns logits f32[M V]."""
-    normed = rms_norm(hidden, params.final_norm, eps=config.rms_norm_eps)
-    return head_logits(normed.astype(params.final_norm.dtype), params.head, backend=kernels.linear)
+    normed = normed_rows(hidden, params.final_norm, eps=config.rms_norm_eps, backend=kernels.linear)
+    return head_logits(normed, params.head, backend=kernels.linear)
 
 
 def _sample(
