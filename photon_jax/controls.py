@@ -6,13 +6,14 @@ from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from photon_jax.errors import RequestError
+from photon_jax.errors import RequestError, shown
 
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_VARIANTS = 2 * MAX_BAD_WORDS  # a string is two token sequences: with and without a space before it
 MAX_BAD_WORD_TOKENS = 16
+MAX_ID_DIGITS = 10  # of a token id in JSON
 
 ProcessorFn = Callable[..., object]
 BadWord = str | tuple[int, ...]
@@ -42,6 +43,18 @@ class LogitsProcessor:
     def name(self) -> str:
         """How messages call it."""
         return str(getattr(self.fn, "__name__", repr(self.fn)))
+
+
+class ProcessorFailure(Exception):
+    """A processor raised while a step was traced; what it raised is the cause.
+
+    Attributes:
+      fn: of the processor.
+    """
+
+    def __init__(self, fn: ProcessorFn) -> None:
+        super().__init__(fn)
+        self.fn = fn
 
 
 class TokenMatcher(Protocol):
@@ -96,15 +109,15 @@ def as_logit_bias(value: object) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {value!r}")
+        raise RequestError(f"logit_bias must map token ids to numbers, got {shown(value)}")
     if len(value) > MAX_LOGIT_BIAS:
         raise RequestError(f"logit_bias holds {len(value)} token ids, at most {MAX_LOGIT_BIAS} are allowed; give fewer")
     for token_id, bias in value.items():
         if not _is_token_id(token_id):
-            raise RequestError(f"logit_bias must have token ids of at least 0 as its keys, got {token_id!r}")
+            raise RequestError(f"logit_bias must have token ids of at least 0 as its keys, got {shown(token_id)}")
         if not (is_number(bias) and -MAX_BIAS <= bias <= MAX_BIAS):
             raise RequestError(
-                f"logit_bias of token {token_id} must be a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {bias!r}; "
+                f"logit_bias of token {token_id} must be a number in [{-MAX_BIAS:g}, {MAX_BIAS:g}], got {shown(bias)}; "
                 "to leave tokens out use allowed_token_ids or bad_words"
             )
     return {int(token_id): float(bias) for token_id, bias in value.items()} or None
@@ -114,7 +127,12 @@ def logit_bias_from_json(value: object) -> object:
     """Returns a logit_bias read from JSON, whose keys are strings, with integers as keys; others are left alone."""
     if not isinstance(value, Mapping):
         return value
-    return {int(key) if isinstance(key, str) and key.isdecimal() else key: bias for key, bias in value.items()}
+    return {int(key) if _is_id_text(key) else key: bias for key, bias in value.items()}
+
+
+def _is_id_text(key: object) -> bool:
+    """Returns whether a key is an integer in plain digits, not so many that Python would refuse to read them."""
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS
 
 
 def _is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
@@ -135,11 +153,11 @@ def as_allowed_token_ids(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not _is_iterable(value):
-        raise RequestError(f"allowed_token_ids must be a list of token ids, got {value!r}")
+        raise RequestError(f"allowed_token_ids must be a list of token ids, got {shown(value)}")
     ids = tuple(value)
     wrong = [token_id for token_id in ids if not _is_token_id(token_id)]
     if wrong:
-        raise RequestError(f"allowed_token_ids must be token ids of at least 0, got {wrong[0]!r}")
+        raise RequestError(f"allowed_token_ids must be token ids of at least 0, got {shown(wrong[0])}")
     if not ids:
         raise RequestError("allowed_token_ids is empty, so no token could be sampled; leave it out to allow all")
     return tuple(sorted({int(token_id) for token_id in ids}))
@@ -154,7 +172,7 @@ def as_bad_words(value: object) -> tuple[BadWord, ...]:
     if value is None:
         return ()
     if isinstance(value, str) or not _is_iterable(value):
-        raise RequestError(f"bad_words must be a list of strings or of lists of token ids, got {value!r}")
+        raise RequestError(f"bad_words must be a list of strings or of lists of token ids, got {shown(value)}")
     words = tuple(value)
     if len(words) > MAX_BAD_WORDS:
         raise RequestError(f"bad_words holds {len(words)} words, at most {MAX_BAD_WORDS} are allowed; give fewer")
@@ -164,12 +182,12 @@ def as_bad_words(value: object) -> tuple[BadWord, ...]:
 def _as_bad_word(word: object) -> BadWord:
     if isinstance(word, str):
         if not word.strip():
-            raise RequestError(f"bad_words holds {word!r}, which has no character to look for; leave it out")
+            raise RequestError(f"bad_words holds {shown(word)}, which has no character to look for; leave it out")
         return word
     ids = tuple(word) if _is_iterable(word) else ()
     if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS or not all(_is_token_id(token_id) for token_id in ids):
         raise RequestError(
-            f"bad_words holds {word!r}; each must be a non-empty string or a list of 1 to {MAX_BAD_WORD_TOKENS} "
+            f"bad_words holds {shown(word)}; each must be a non-empty string or a list of 1 to {MAX_BAD_WORD_TOKENS} "
             "token ids of at least 0"
         )
     return tuple(int(token_id) for token_id in ids)
@@ -187,7 +205,7 @@ def as_logits_processor(value: object) -> LogitsProcessor | None:
         return LogitsProcessor(value)  # type: ignore[arg-type]
     raise RequestError(
         "logits_processor must be a hashable function (state, logits, token, position) -> (state, logits) or a "
-        f"LogitsProcessor, got {value!r}"
+        f"LogitsProcessor, got {shown(value)}"
     )
 
 

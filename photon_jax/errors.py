@@ -34,6 +34,14 @@ class EngineDeadError(PhotonError, RuntimeError):
     """The engine failed and serves no more; the cause is chained."""
 
 
+def shown(value: object) -> str:
+    """Returns what a message shows of a value: the first 100 characters; Python writes no integers of many digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return f"{type(value).__name__} of too many digits to show"
+
+
 @contextlib.contextmanager
 def naming_prompt(index: int, num_prompts: int) -> Iterator[None]:
     """Makes a RequestError that is raised inside say which of a call's prompts it is about."""

@@ -27,7 +27,7 @@ from photon_jax.models.check_params import check_params
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.outputs import RequestOutput, ScoreOutput
-from photon_jax.progress import OnProgress, compile_bar, request_bar, when_finished
+from photon_jax.progress import OnProgress, check_bar, compile_bar, on_submission, request_bar, when_finished
 from photon_jax.request import SamplingParams
 from photon_jax.text.tokenizer import Tokenizer, find_tokenizer
 
@@ -83,6 +83,8 @@ class LLM:
         engine_config = make_engine_config(engine_config, **settings)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be an integer, got {seed!r}")
+        if not isinstance(progress, bool) and not callable(progress):
+            raise ConfigError(f"progress must be True, False or a function, got {progress!r:.100}")
         if params is None and config is None:
             fits = functools.partial(check_fits, config=engine_config)
             checkpoint = read_model("demo" if model is None else model, engine_config, progress, fits)
@@ -236,7 +238,7 @@ class LLM:
             progress,
             score=True,
             owners=owners,
-            on_finished=None if on_output is None else lambda index, each: on_output(index, each.score_output()),
+            on_finished=on_submission(on_output, Submission.score_output),
         )
         outputs = iter([each.score_output() for each in submissions])
         nested = [[next(outputs) for _ in group] for group in groups]
@@ -340,7 +342,7 @@ class LLM:
             params,
             progress,
             score=False,
-            on_finished=None if on_output is None else lambda index, each: on_output(index, each.output()),
+            on_finished=on_submission(on_output, Submission.output),
         )
         return [submission.output() for submission in submissions]
 
@@ -355,6 +357,7 @@ class LLM:
         on_finished: Callable[[int, Submission], None] | None = None,
     ) -> list[Submission]:
         self._engine()
+        check_bar(progress)
         submissions: list[Submission] = []
         try:
             self._client.submit_all(prompts, params, score=score, owners=owners, into=submissions)

@@ -4,13 +4,16 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from photon_jax.client.submission import Submission
+from photon_jax.errors import RequestError
 
 REFRESH_S = 0.1
 OnProgress = Callable[[str, int, int], None]  # what is done ("loading" bytes, "compiling" programs), how much, of what
+_Output = TypeVar("_Output")
 
 
 @contextlib.contextmanager
@@ -25,6 +28,27 @@ def loading_bar(progress: bool | OnProgress) -> Iterator[Callable[[str, int, int
                 progress("loading", num_done, num_total)
 
         yield on_tensor
+
+
+def check_bar(progress: object) -> None:
+    """Raises RequestError for what does not say whether to show a bar."""
+    if not isinstance(progress, bool):
+        raise RequestError(f"progress must be True or False, got {progress!r:.100}")
+
+
+def on_submission(
+    on_output: Callable[[int, _Output], None] | None, make: Callable[[Submission], _Output]
+) -> Callable[[int, Submission], None] | None:
+    """Returns a caller's `on_output` as a function of the submission that its output is made of.
+
+    Raises:
+      RequestError: it can't be called.
+    """
+    if on_output is None:
+        return None
+    if not callable(on_output):
+        raise RequestError(f"on_output must be a function (place, output), got {on_output!r:.100}; None for none")
+    return lambda index, submission: on_output(index, make(submission))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from photon_jax.controls import (
     is_int,
     is_number,
 )
-from photon_jax.errors import RequestError
+from photon_jax.errors import RequestError, shown
 from photon_jax.structured_outputs import StructuredOutputs, as_structured_outputs
 
 MAX_STOP_IDS = 32
@@ -115,7 +115,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r:.100}")
+                raise RequestError(f"{name} must be True or False, got {shown(getattr(self, name))}")
         stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
@@ -123,7 +123,7 @@ class SamplingParams:
             if getattr(self, name) is None:
                 raise RequestError(f"{name} must be an integer, got None; leave it out for its default")
         if len(stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in stop):
-            raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings, got {self.stop!r}")
+            raise RequestError(f"stop must be at most {MAX_STOP_STRINGS} non-empty strings, got {shown(self.stop)}")
         self._check_int("n", 1, MAX_SAMPLES)
         self._check_int("top_k", 0, 2**31 - 1)
         self._check_int("max_tokens", 1, 2**31 - 1)
@@ -133,7 +133,7 @@ class SamplingParams:
         self._check_int("prompt_logprobs", 0, MAX_LOGPROBS)
         if not isinstance(self.logprobs_kind, str) or self.logprobs_kind not in get_args(LogprobsKind):
             raise RequestError(
-                f"logprobs_kind must be one of {', '.join(get_args(LogprobsKind))}, got {self.logprobs_kind!r}"
+                f"logprobs_kind must be one of {', '.join(get_args(LogprobsKind))}, got {shown(self.logprobs_kind)}"
             )
         self._check_float("temperature", 0.0, 1e6)
         if self.temperature is not None and 0.0 < self.temperature < MIN_TEMPERATURE:
@@ -146,7 +146,7 @@ class SamplingParams:
             raise RequestError("top_p must be above 0, got 0; for greedy decoding set temperature=0")
         self._check_controls()
         if not all(is_int(t) and t >= 0 for t in self.stop_token_ids):
-            raise RequestError(f"stop_token_ids must be token ids of at least 0, got {self.stop_token_ids!r}")
+            raise RequestError(f"stop_token_ids must be token ids of at least 0, got {shown(self.stop_token_ids)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}); lower it")
 
@@ -176,14 +176,14 @@ class SamplingParams:
     def _check_int(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
         if value is not None and not (is_int(value) and low <= value <= high):
-            raise RequestError(f"{name} must be an integer in [{low}, {high}], got {value!r}")
+            raise RequestError(f"{name} must be an integer in [{low}, {high}], got {shown(value)}")
 
     def _check_float(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         if value is None:
             return
         if not (is_number(value) and low <= value <= high):  # which NaN and infinities fail too
-            raise RequestError(f"{name} must be a finite number in [{low}, {high}], got {value!r}")
+            raise RequestError(f"{name} must be a finite number in [{low}, {high}], got {shown(value)}")
 
     def resolve(self, defaults: Mapping[str, object]) -> "SamplingParams":
         """Returns the params with each None sampling field taken from `defaults`, else its neutral value.
@@ -205,7 +205,7 @@ def _as_tuple(name: str, value: object) -> tuple[object, ...]:
     try:
         return tuple(value)  # type: ignore[arg-type]
     except TypeError as error:  # an array without dimensions has __iter__ too, and refuses here
-        raise RequestError(f"{name} must be a list, got {value!r:.100}") from error
+        raise RequestError(f"{name} must be a list, got {shown(value)}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

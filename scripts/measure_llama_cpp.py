@@ -1,26 +1,30 @@
 """Measures what Q8_0 costs the same model in llama.cpp, on the windows that measure_quantization.py reads.
 
   pip install cyllama    # llama.cpp with a Python interface
-  PYTHONPATH=. python scripts/measure_llama_cpp.py --model=SOME.gguf --eval_text=OTHER.txt
+  PYTHONPATH=. python scripts/measure_llama_cpp.py --model=SOME.gguf --eval_text=OTHER.txt --every=5
 
 The file's tensors are dequantized, and its matrices written as Q8_0, with the embedding or without; the distributions
-that llama.cpp computes are compared with those of the float32 model that photon_jax computes.
+that llama.cpp computes are compared with those of the float32 model that photon_jax computes. Most of the time
+is in llama.cpp's own steps, which take as many threads as there are cores. Runs on a CPU.
 """
 
 import argparse
+import os
+import re
 import tempfile
 from pathlib import Path
 
 import gguf
-import jax.numpy as jnp
+import jax
 import numpy as np
 from cyllama.llama.llama_cpp import LlamaBatch, LlamaContext, LlamaContextParams, LlamaModel, LlamaModelParams
-from measure_quantization import read_windows
+from measure_quantization import add_text_flags, read_windows
 from tqdm import tqdm
 
 from photon_jax.checkpoint.load import load_checkpoint
 from photon_jax.quantization.report import compare_logprobs, text_loss, window_logprobs
 
+_log_softmax = jax.jit(jax.nn.log_softmax)
 Q8_0, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
 
 
@@ -48,7 +52,7 @@ def write_file(source, target, kind_of):
 class _Model(LlamaModel):
     @property
     def n_vocab(self):
-        """What get_logits_ith of cyllama 0.7.0 asks for, and its model lacks."""
+        """What get_logits_ith of cyllama asks for, and its model lacks."""
         return self.get_vocab().n_vocab
 
 
@@ -58,6 +62,7 @@ class LlamaCpp:
     def __init__(self, path, num_tokens):
         model_params, params = LlamaModelParams(), LlamaContextParams()
         params.n_ctx = params.n_batch = params.n_ubatch = num_tokens
+        params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
         params.type_k = params.type_v = 0  # float32
         self._model = _Model(str(path), model_params)
         self._context = LlamaContext(self._model, params)
@@ -70,22 +75,20 @@ class LlamaCpp:
         for position, token in enumerate(tokens):
             batch.add(token, position, [0], True)
         self._context.decode(batch)
-        logits = [np.asarray(self._context.get_logits_ith(index), np.float32) for index in range(len(tokens))]
-        logits = np.stack(logits).astype(np.float64)
-        logits -= logits.max(axis=-1, keepdims=True)
-        return (logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))).astype(np.float32)
+        logits = np.empty((len(tokens), self._model.n_vocab), np.float32)
+        for index in range(len(tokens)):
+            logits[index] = self._context.get_logits_ith(index)  # a list, and the only form there is
+        return _log_softmax(logits)
 
 
 def main() -> None:
     """Prints a line for each file: perplexity, divergence and agreement beside the float32 model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--eval_text", type=Path, required=True)
-    parser.add_argument("--window", type=int, default=1024, help="tokens that are read together")
-    parser.add_argument("--max_windows", type=int, default=None)
+    add_text_flags(parser)
     flags = parser.parse_args()
     loaded = load_checkpoint(flags.model, dtype="float32")
-    windows = read_windows(loaded, flags.eval_text, flags.window, flags.max_windows)
+    windows = read_windows(loaded, flags.eval_text, flags.window, flags.max_windows, flags.every)
     kinds = {
         "llama.cpp, float32": lambda name, shape: F32,
         "llama.cpp, Q8_0": lambda name, shape: Q8_0 if len(shape) == 2 and name.startswith("blk.") else F32,
@@ -94,6 +97,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         others = {}
         for index, (label, kind_of) in enumerate(kinds.items()):
+            if not re.search(flags.forms, label):
+                continue
             path = Path(folder) / f"{index}.gguf"
             write_file(flags.model, path, kind_of)
             others[label] = LlamaCpp(path, flags.window)
@@ -101,7 +106,7 @@ def main() -> None:
         for window in tqdm(windows, desc="comparing"):
             before = window_logprobs(loaded.params, window, loaded.config)
             for label, other in others.items():
-                totals[label] += compare_logprobs(before, jnp.asarray(other.logprobs(window)), window)
+                totals[label] += compare_logprobs(before, other.logprobs(window), window)
     for label, sums in totals.items():
         print(f"{label:58} {text_loss(sums, windows)}")
 

@@ -1,7 +1,7 @@
 """Measures what int8 weights, activations, keys and values cost a model on a text, form by form, in float32.
 
 PYTHONPATH=. python scripts/measure_quantization.py --calibration_text=SOME.txt --eval_text=OTHER.txt
-PYTHONPATH=. python scripts/measure_quantization.py ... --forms='64|128, both' --max_windows=8
+PYTHONPATH=. python scripts/measure_quantization.py ... --forms='64|128, both' --every=5
 """
 
 import argparse
@@ -84,11 +84,20 @@ def make_all(forms, params, config, importance):
     return [make(form) for form in forms]
 
 
-def read_windows(loaded, path, size, count=None):
-    """Returns the token ids of a text in windows."""
+def read_windows(loaded, path, size, count=None, every=1):
+    """Returns the token ids of a text in windows: each `every`-th of the first `count`."""
     tokenizer = find_tokenizer(loaded.tokenizer_source)
     assert tokenizer is not None, "texts need a tokenizer"
-    return text_windows(tokenizer.encode(path.read_text(encoding="utf-8")), size=size, num_windows=count)
+    return text_windows(tokenizer.encode(path.read_text(encoding="utf-8")), size=size, num_windows=count)[::every]
+
+
+def add_text_flags(parser):
+    """Adds the flags that say what is read, and which forms read it."""
+    parser.add_argument("--forms", default="", help="regular expression; forms whose label has no match are left out")
+    parser.add_argument("--eval_text", type=Path, required=True)
+    parser.add_argument("--window", type=int, default=1024, help="tokens that are read together")
+    parser.add_argument("--max_windows", type=int, default=None, help="of the text's beginning; all, if not given")
+    parser.add_argument("--every", type=int, default=1, help="5 reads each fifth of these windows")
 
 
 def main() -> None:
@@ -96,14 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--calibration_text", type=Path, required=True)
-    parser.add_argument("--eval_text", type=Path, required=True)
-    parser.add_argument("--forms", default="", help="regular expression; forms whose label has no match are left out")
-    parser.add_argument("--window", type=int, default=1024, help="tokens that are read together")
-    parser.add_argument("--max_windows", type=int, default=None)
+    add_text_flags(parser)
     flags = parser.parse_args()
     loaded = load_checkpoint(flags.model, dtype="float32")
     params, config = loaded.params, loaded.config
-    windows = read_windows(loaded, flags.eval_text, flags.window, flags.max_windows)
+    windows = read_windows(loaded, flags.eval_text, flags.window, flags.max_windows, flags.every)
     calibration = read_windows(loaded, flags.calibration_text, min(512, flags.window))
     print(f"{len(windows)} windows of {flags.window} tokens; calibrated on {len(calibration)} of {len(calibration[0])}")
     importance = measure_importance(params, config, calibration)

@@ -24,4 +24,6 @@ install_chromium
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
-"$venv/bin/pytest" -n 2 --dist=loadfile -m "not gpu and not slow" "$@"
+# A file's tests share a process, and files start in the order of tests/conftest.py. A third worker computes while
+# another waits for a server or a browser.
+"$venv/bin/pytest" -n 3 --dist=loadfile --no-loadscope-reorder -m "not gpu and not slow" "$@"

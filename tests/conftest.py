@@ -5,12 +5,15 @@ import importlib.metadata
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 MAX_MEMORY_MAPS = 20_000  # of the 65,530 that Linux gives a process by default
+LONG_FIRST = ("e2e", "server", "engine", "models")  # folders of the files that take longest
+WORTH_KEEPING_S = 0.2  # what compiles faster is not kept for the other processes of the run
 
 
 def pytest_addoption(parser):
@@ -23,11 +26,22 @@ def pytest_configure(config):
     assert "jax" not in sys.modules, "JAX was imported before the test settings were made"
     if not config.getoption("--gpu"):
         os.environ["JAX_PLATFORMS"] = "cpu"
+        if not hasattr(config, "workerinput"):
+            share_programs(config)
     os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
     # Compile times make per-example deadlines meaningless; the same examples in every run make failures repeatable.
     hypothesis.settings.register_profile("photon", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("photon")
+
+
+def share_programs(config):
+    """Has all processes of this run share what they compile, which is most of their work, in a folder of the run."""
+    folder = tempfile.TemporaryDirectory(prefix="photon_jax_programs_", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(WORTH_KEEPING_S)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_report_header(config):
@@ -40,6 +54,8 @@ def pytest_collection_modifyitems(config, items):
         leave_out(config, items, "gpu")
     if shutil.which("chromium") is None:
         config.num_without_browser = leave_out(config, items, "browser")
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parent.name not in LONG_FIRST)  # no worker waits for another's long file
 
 
 def leave_out(config, items, mark):

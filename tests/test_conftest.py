@@ -1,4 +1,4 @@
-"""What is left out of a run is counted and named."""
+"""What is left out of a run is counted and named; what a run compiles is its own."""
 
 import os
 import shutil
@@ -7,12 +7,24 @@ import sys
 
 from helpers.source_tree import ROOT
 
+TESTS = """
+import os, pathlib, pytest
 
-def test_tests_of_the_page_are_said_to_be_not_run_where_there_is_no_browser(tmp_path):
+@pytest.mark.browser
+def test_a():
+    assert False
+
+def test_b():
+    programs = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    assert os.listdir(programs) == []
+    pathlib.Path(__file__).with_name("programs").write_text(programs)
+"""
+
+
+def test_a_run_names_what_it_leaves_out_and_leaves_no_programs_behind(tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  browser: one\n  gpu: another\n", encoding="utf-8")
-    lines = ("import pytest", "@pytest.mark.browser", "def test_a(): assert False", "def test_b(): pass")
-    (tmp_path / "test_c.py").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "test_c.py").write_text(TESTS, encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,
@@ -23,3 +35,5 @@ def test_tests_of_the_page_are_said_to_be_not_run_where_there_is_no_browser(tmp_
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "NOT RUN: 1 tests of the page" in run.stdout and "1 passed, 1 deselected" in run.stdout
+    programs = (tmp_path / "programs").read_text()
+    assert programs != os.environ.get("JAX_COMPILATION_CACHE_DIR") and not os.path.exists(programs)

@@ -69,6 +69,13 @@ def test_a_wrong_value_is_an_error_that_names_its_field(field, value, match):
         SamplingParams(**{field: value})
 
 
+def test_a_number_too_long_to_be_written_is_an_error_that_says_so():
+    huge = 10**5000
+    for fields in ({"seed": huge}, {"temperature": huge}, {"logit_bias": {1: huge}}, {"logit_bias": {-huge: 1}}):
+        with pytest.raises(RequestError, match=f"{next(iter(fields))} .*too many digits to show"):
+            SamplingParams(**fields)
+
+
 def test_values_are_taken_over_in_one_form():
     bias = {np.int64(5): np.float32(0.5), 3: 2}
     words = ["a", [np.int32(1), 2]]

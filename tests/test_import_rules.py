@@ -74,7 +74,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("jax", "numpy", "ml_dtypes", "safetensors", "orbax", "flax", "gguf", "huggingface_hub"),
     ),
     "engine.buckets": (("scheduler", "step_io", "cache.layout", "config", "errors"), ("numpy",)),
-    "engine.foresight": (("engine.buckets", "request", "step_io"), ()),
+    "engine.foresight": (("engine.buckets", "cache.layout", "request", "step_io"), ()),
     "engine.input_builder": (
         ("scheduler", "step_io", "cache.layout", "config", "errors", "engine.buckets", "engine.slot_table"),
         ("numpy",),
@@ -125,7 +125,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "client.prompts": (("client.submission", "text", "request", "errors"), ()),
     "client.continuations": (("client.submission", "client.prompts", "text", "errors"), ()),
-    "progress": (("client.submission",), ("tqdm",)),
+    "progress": (("client.submission", "errors"), ("tqdm",)),
     "convert": (("checkpoint", "text", "models", "progress", "errors"), ()),
     "quantize": (
         ("checkpoint", "text", "models", "quantization", "progress", "convert", "errors"),

@@ -50,8 +50,8 @@ class TileConfig:
 
     @property
     def can_gate(self) -> bool:
-        """Whether a program holds whole sums of a gate's output and of its partner."""
-        return self.k_splits == 1 and self.method != "swap"
+        """Whether the kernel gates: it must hold whole sums, and halves of a large tile cost more than a launch."""
+        return self.k_splits == 1 and (self.method == "sum" or (self.method == "dot" and self.tile_m == 16))
 
     @property
     def label(self) -> str:
@@ -85,14 +85,14 @@ def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     if is_sum and k <= 4096:
         tile_k = max(512 if n >= 8192 or k > 2048 else 256, group_size)
         return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
-    if m <= 32:
-        tile_m, tile_n, warps = 16 if m <= 16 else 32, 64 if n >= 8192 else 32, 4
-    elif m <= 64 and n < 8192:
-        tile_m, tile_n, warps, step = 64, 64, 4, max(128, group_size)
+    if m <= 16:
+        tile_m, tile_n, warps = 16, 64 if n >= 8192 else 32, 4
+    elif m <= 64:
+        tile_m, tile_n, warps, step = 32 if m <= 32 else 64, 64, 4, max(128, group_size)
     else:
-        tile_m, tile_n, warps, step = 64 if m <= 64 else 128, 128, 8, max(128, group_size)
+        tile_m, tile_n, warps, step = 128, 128, 8, max(128, group_size)
     programs, splits = -(-m // tile_m) * -(-n // tile_n), 1
-    wanted = 128 if m > 32 else 256 if programs >= 256 else 512  # splitting has its price, a sum after it
+    wanted = 128 if m > 16 else 256 if programs >= 256 else 512  # splitting has its price, a sum after it
     while programs * splits < wanted and splits < 8 and k // splits >= 2 * step:
         splits *= 2
     method: Method = "swap" if m > 32 and group_size >= 128 else "dot"

@@ -241,8 +241,7 @@ def matmul_triton(
 ) -> jax.Array:
     """Returns the product with what follows it, in out_dtype (x's by default); arguments are checked by the caller.
 
-    With splits, gate and residual come after the kernel; so does the gate of `swap`, which loses more by two halves of
-    a tile than by one launch more.
+    With splits, gate and residual come after the kernel; so does the gate of large tiles.
     """
     dtype = out_dtype or x.dtype
     is_alone = tiles.k_splits > 1 or (is_gated and not tiles.can_gate)

@@ -65,6 +65,18 @@ def _normed(x, y, head, dims, norm_refs, *, num_groups, eps):  # f32[heads d/2] 
     return weigh(x, dims), weigh(y, dims + half)
 
 
+def _check(qkv, cos, k, slots, q_norm, k_norm):
+    (num_rows, width), num_kv_heads, head_dim = qkv.shape, k.shape[2], k.shape[4]
+    if width % (num_kv_heads * head_dim) or cos.shape != (num_rows, head_dim // 2) or slots.shape != (num_rows,):
+        raise ValueError(f"qkv {qkv.shape}, cos {cos.shape} and slots {slots.shape} don't fit a cache {k.shape}")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm come together: give both or none")
+    if head_dim < MIN_HEAD_DIM or head_dim & (head_dim - 1):
+        raise KernelUnsupportedError(
+            f"the Triton backend needs a power-of-two head_dim of at least {MIN_HEAD_DIM}, got {head_dim}"
+        )
+
+
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def rope_append(
     qkv: jax.Array,
@@ -86,14 +98,11 @@ def rope_append(
 
     Args:
       qkv: [B K*(G+2)*d], for each KV head its G queries, its key and its value.
-      cos: f32[B d/2]
-      sin: f32[B d/2]
-      k: [L N K S d]
-      v: [L N K S d]
+      cos, sin: f32[B d/2]
+      k, v: [L N K S d]
       slots: i32[B], block * S + offset; where two are alike, one of the tokens is kept.
       layer: i32[]
-      q_norm: [d], weight of the root-mean-square norm of each query, or None; k_norm likewise.
-      k_norm: [d]
+      q_norm, k_norm: [d], weights of the root-mean-square norms of queries and keys, or None.
       eps: added to the mean squares.
       interpret: run without a GPU, slowly.
 
@@ -101,16 +110,8 @@ def rope_append(
       ValueError: shapes don't fit each other.
       KernelUnsupportedError: the head size is no power of two.
     """
-    num_rows, width = qkv.shape
-    num_kv_heads, head_dim = k.shape[2], k.shape[4]
-    if width % (num_kv_heads * head_dim) or cos.shape != (num_rows, head_dim // 2) or slots.shape != (num_rows,):
-        raise ValueError(f"qkv {qkv.shape}, cos {cos.shape} and slots {slots.shape} don't fit a cache {k.shape}")
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm come together: give both or none")
-    if head_dim < MIN_HEAD_DIM or head_dim & (head_dim - 1):
-        raise KernelUnsupportedError(
-            f"the Triton backend needs a power-of-two head_dim of at least {MIN_HEAD_DIM}, got {head_dim}"
-        )
+    _check(qkv, cos, k, slots, q_norm, k_norm)
+    (num_rows, width), num_kv_heads, head_dim = qkv.shape, k.shape[2], k.shape[4]
     num_groups = width // (num_kv_heads * head_dim) - 2
     norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
     q, k, v = pl.pallas_call(

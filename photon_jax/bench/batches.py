@@ -1,15 +1,21 @@
-"""Batches of equal requests: rates of prefill and decode at each batch size."""
+"""Batches of equal requests: rates of prefill and decode at each batch size, with text too, and of bare steps."""
 
 import dataclasses
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
+from photon_jax.bench.offline import compile_ahead, replay
 from photon_jax.bench.report import peak_rss_bytes
+from photon_jax.bench.workloads import WorkloadSpec, make_workload
 from photon_jax.engine.metrics import CompileCounter
+from photon_jax.errors import ConfigError
 from photon_jax.llm import LLM
 from photon_jax.request import SamplingParams
+
+NEVER = "\u2e2e never \u2e2e"  # a stop string that random tokens don't make
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +25,11 @@ class Setting:
     batch_size: int
     prompt_len: int
     output_len: int
+
+    @property
+    def spec(self) -> WorkloadSpec:
+        """The same requests as a mix."""
+        return WorkloadSpec(num_requests=self.batch_size, prompt_len=self.prompt_len, output_len=self.output_len)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +66,42 @@ def bench_batch(
     }
 
 
+def time_replay(llm: LLM, setting: Setting, repeats: int) -> dict[str, object]:
+    """Returns the rates of the same steps dispatched back to back, with no scheduler and no text; medians."""
+    seconds: dict[int, float] = {}
+    for num_tokens in (1, setting.output_len):
+        spec = dataclasses.replace(setting.spec, output_len=num_tokens)
+        workload = make_workload(spec, vocab_size=llm.config.vocab_size, seed=0)
+        compile_ahead(llm, workload, progress=False)
+        seconds[num_tokens] = statistics.median([replay(llm, workload) for _ in range(repeats + 1)][1:])
+    num_output, total_s = setting.batch_size * setting.output_len, seconds[setting.output_len]
+    decode_s = total_s - seconds[1]
+    return {
+        "replay_output_tokens_per_s": round(num_output / total_s, 1),
+        "replay_decode_tokens_per_s": round((num_output - setting.batch_size) / decode_s, 1) if decode_s > 0 else None,
+        "replay_s": round(total_s, 4),
+    }
+
+
+def time_text(llm: LLM, setting: Setting, repeats: int, *, first_seed: int) -> dict[str, object]:
+    """Returns the rate of the same batch with a stop string and a log-probability for each token, beside its text.
+
+    Raises:
+      ConfigError: the model has no tokenizer.
+    """
+    if llm.tokenizer is None:
+        raise ConfigError("--text needs a model with a tokenizer; give its folder with --model, not a --shape")
+    runs = [
+        _time_generate(llm, setting, first_seed + i, num_tokens=setting.output_len, stop=NEVER, logprobs=1)[0]
+        for i in range(repeats + 2)
+    ]
+    total_s = statistics.median(runs[2:])
+    return {
+        "text_output_tokens_per_s": round(setting.batch_size * setting.output_len / total_s, 1),
+        "text_total_s": round(total_s, 4),
+    }
+
+
 def run_once(llm: LLM, setting: Setting, seed: int) -> Run:
     """Runs the prompts of one seed twice, first for one token each, then for all."""
     prefill_s, _ = _time_generate(llm, setting, seed, num_tokens=1)
@@ -62,10 +109,10 @@ def run_once(llm: LLM, setting: Setting, seed: int) -> Run:
     return Run(prefill_s=prefill_s, total_s=total_s, ttft_s=ttft_s)
 
 
-def _time_generate(llm: LLM, setting: Setting, seed: int, *, num_tokens: int) -> tuple[float, float]:
+def _time_generate(llm: LLM, setting: Setting, seed: int, *, num_tokens: int, **asked: Any) -> tuple[float, float]:
     """Returns the seconds that a batch of random prompts took, and the median time to a request's first token."""
     ids = np.random.default_rng(seed).integers(0, llm.config.vocab_size, (setting.batch_size, setting.prompt_len))
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, **asked)
     started = time.perf_counter()
     outputs = llm.generate(ids.tolist(), params, progress=False)
     total_s = time.perf_counter() - started

@@ -31,7 +31,7 @@ def bench_offline(
     started = llm.started
     first = make_workload(spec, vocab_size=llm.config.vocab_size, seed=0)
     begin = time.perf_counter()
-    num_programs = _compile_ahead(llm, first, progress)
+    num_programs = compile_ahead(llm, first, progress)
     compile_s = time.perf_counter() - begin
     _run(llm, first, progress)
     runs = []
@@ -120,6 +120,15 @@ def _time_second_wave(llm: LLM, spec: WorkloadSpec, *, seed: int, progress: bool
     return found
 
 
+def compile_ahead(llm: LLM, workload: Workload, progress: bool) -> int:
+    """Compiles the step programs that a workload will meet; returns how many it meets."""
+    layouts: list[StepLayout] = list(dict.fromkeys(layout for layout, _ in dry_run(llm.started, workload)))
+    missing = [layout for layout in layouts if layout not in llm.started.runner.launched.layouts]
+    with compile_bar(progress) as on_program:
+        compile_all(llm.started.runner, missing, on_program=on_program)
+    return len(layouts)
+
+
 def compile_plain(llm: LLM, progress: bool) -> None:
     """Compiles the programs of all steps that hold greedy requests alone, whatever their number."""
     runner = llm.started.runner
@@ -127,15 +136,6 @@ def compile_plain(llm: LLM, progress: bool) -> None:
     layouts = [layout for layout in runner.buckets.plain_layouts() if layout.is_greedy == greedy]
     with compile_bar(progress) as on_program:
         compile_all(runner, [each for each in layouts if each not in runner.launched.layouts], on_program=on_program)
-
-
-def _compile_ahead(llm: LLM, workload: Workload, progress: bool) -> int:
-    """Compiles the step programs that a workload will meet; returns how many it meets."""
-    layouts: list[StepLayout] = list(dict.fromkeys(layout for layout, _ in dry_run(llm.started, workload)))
-    missing = [layout for layout in layouts if layout not in llm.started.runner.launched.layouts]
-    with compile_bar(progress) as on_program:
-        compile_all(llm.started.runner, missing, on_program=on_program)
-    return len(layouts)
 
 
 def _run(llm: LLM, workload: Workload, progress: bool) -> tuple[list[RequestOutput], float]:

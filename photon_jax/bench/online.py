@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -106,8 +107,8 @@ def timelines_s(timelines: Sequence[Timeline]) -> float:
 async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
     """Yields what sends requests to the chat completions of an OpenAI-compatible server.
 
-    A server takes text: a prompt is as many common words as it would have tokens. Each event with text counts as one
-    token, so rates are those of events where a server sends several tokens in one.
+    A server takes text: a prompt is as many common words as it would have tokens. What an event brings is told by the
+    usage so far in it, which is asked for; where a server leaves it out, each event with text counts as one token.
 
     Args:
       url: up to its version, such as "http://localhost:8000/v1".
@@ -130,15 +131,19 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        num_tokens = 0
         try:
             async with client.stream("POST", f"{url.rstrip('/')}/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     text = (await response.aread()).decode("utf-8", "replace")
                     raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
                 async for line in response.aiter_lines():
-                    if line.startswith("data: {") and _has_text(json.loads(line.removeprefix("data: "))):
-                        yield 1
+                    if line.startswith("data: {"):
+                        so_far = tokens_so_far(json.loads(line.removeprefix("data: ")), num_tokens)
+                        yield so_far - num_tokens
+                        num_tokens = so_far
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -148,6 +153,12 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
         yield send
 
 
-def _has_text(event: dict[str, object]) -> bool:
-    choices = event.get("choices")
-    return isinstance(choices, list) and any((choice.get("delta") or {}).get("content") for choice in choices)
+def tokens_so_far(event: dict[str, Any], before: int) -> int:
+    """Returns how many output tokens of a stream have come with this event, given those before it."""
+    choices, usage = event.get("choices"), event.get("usage")
+    if not isinstance(choices, list) or not choices:
+        return before
+    so_far = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if isinstance(so_far, int):
+        return max(before, so_far)
+    return before + any((choice.get("delta") or {}).get("content") for choice in choices)

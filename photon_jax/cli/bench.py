@@ -2,14 +2,14 @@
 
   photon-bench --model=demo --batch_sizes=1,8 --prompt_len=128 --output_len=128 --dtype=float32
   photon-bench --shape=llama-3.2-1b --num_requests=2000 --lengths=lognormal --max_num_seqs=256
-  photon-bench --shape=llama-3.2-1b --num_requests=500 --lengths=lognormal --rates=10,20 --plot=latency.png
+  photon-bench --shape=llama-3.2-1b --num_requests=500 --lengths=lognormal --rates=50%,80% --plot=latency.png
   photon-bench --url=http://localhost:8000/v1 --model=NAME --num_requests=100 --rates=2
 
 The first form prints one line of JSON for each batch size: what ran, where, and the median of --repeats runs after one
 warm-up run; its prefill time is that of the same prompts with one output token each. The second serves a mix of
-requests that all come at once, and also says where the time went; the third serves it as it comes at given rates, and
-says how long requests and tokens took; the last one asks a server, without --rates for all of it at once. --shape takes
-random weights of a model's shape.
+requests that all come at once, and also says where the time went; the third serves it as it comes at given rates, in
+requests a second or as shares of those served when all come at once, and says how long requests and tokens took; the
+last one asks a server, without --rates for all of it at once. --shape takes random weights of a model's shape.
 
 Prompts are random token ids, greedy, and no end-of-sequence id stops them; each run has new prompts, so that a prefix
 cache can't answer for them.
@@ -23,11 +23,12 @@ import os
 import time
 import typing
 from collections.abc import Iterator
+from typing import NamedTuple, cast
 
 from absl import flags
 
 import photon_jax
-from photon_jax.bench.batches import Setting, bench_batch
+from photon_jax.bench.batches import Setting, bench_batch, time_replay, time_text
 from photon_jax.bench.offline import bench_offline, compile_plain, describe_steps
 from photon_jax.bench.online import Timeline, describe_online, engine_sender, run_online, timelines_s, url_sender
 from photon_jax.bench.report import describe_machine, peak_rss_bytes, plot
@@ -58,12 +59,19 @@ def define_flags(flag_values: flags.FlagValues) -> None:
     )
     flags.DEFINE_integer("repeats", 3, "Timed runs; the median counts.", lower_bound=1, flag_values=flag_values)
     flags.DEFINE_bool(
-        "replay", False, "Time a mix's steps also back to back, with no scheduler.", flag_values=flag_values
+        "replay", False, "Time the same steps also back to back, with no scheduler.", flag_values=flag_values
+    )
+    flags.DEFINE_bool(
+        "text",
+        False,
+        "Time the batches also with a stop string and the log-probability of each token.",
+        flag_values=flag_values,
     )
     flags.DEFINE_list(
         "rates",
         [],
-        "Requests per second at which a mix comes, one setting each; unset: all at once.",
+        "Requests per second at which a mix comes, one setting each; unset: all at once. 50%: half of those that were "
+        "served when all came at once, which is measured first.",
         flag_values=flag_values,
     )
     flags.DEFINE_string(
@@ -132,11 +140,18 @@ def bench_batches(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
         described = describe(flag_values, llm, config, time.perf_counter() - begin)
         for index, setting in enumerate(settings):
             record = bench_batch(llm, setting, flag_values.repeats, compiles, first_seed=1_000 * index)
+            if flag_values.text:
+                record |= time_text(llm, setting, flag_values.repeats, first_seed=1_000 * index + 900)
+            if flag_values.replay:
+                record |= time_replay(llm, setting, flag_values.repeats)
             yield described | record
 
 
 def bench_mix(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
-    """Yields a record of a mix that comes at once, or one for each rate at which it comes."""
+    """Yields a record of a mix that comes at once, and one for each rate at which it comes.
+
+    With rates in requests per second alone there is none of it at once.
+    """
     spec, rates = spec_from_flags(flag_values), rates_from_flags(flag_values)
     longest = make_workload(spec, vocab_size=2, seed=0).max_len
     config = _make_config({"max_model_len": longest} | engine_fields_from_flags(flag_values))
@@ -144,19 +159,21 @@ def bench_mix(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
     progress = shows_progress(flag_values)
     with load(flag_values, config) as llm:
         described = describe(flag_values, llm, config, time.perf_counter() - begin) | dataclasses.asdict(spec)
-        if rates:
-            compile_plain(llm, progress)
-        else:
-            described |= bench_offline(
+        at_once = 0.0
+        if not rates or any(rate.is_share for rate in rates):
+            record = bench_offline(
                 llm, spec, repeats=flag_values.repeats, replays=flag_values.replay, progress=progress
             )
-            yield described | {"memory": llm.memory_report(), "host_peak_rss_bytes": peak_rss_bytes()}
+            at_once = spec.num_requests / cast(float, record["total_s"])
+            yield described | record | {"memory": llm.memory_report(), "host_peak_rss_bytes": peak_rss_bytes()}
+        if rates:
+            compile_plain(llm, progress)
         for index, rate in enumerate(rates):
-            workload = make_workload(spec, vocab_size=llm.config.vocab_size, seed=1 + index)
+            workload = make_workload(spec, vocab_size=llm.config.vocab_size, seed=101 + index)
             before = llm.metrics()
-            timelines = asyncio.run(_serve(llm, workload, rate))
-            record = describe_online(timelines, rate)
-            yield described | record | describe_steps(llm.metrics().since(before), timelines_s(timelines))
+            timelines = asyncio.run(_serve(llm, workload, rate.requests_per_s(at_once)))
+            online = describe_online(timelines, rate.requests_per_s(at_once))
+            yield described | online | describe_steps(llm.metrics().since(before), timelines_s(timelines))
 
 
 async def _serve(llm: "photon_jax.LLM", workload: Workload, rate: float) -> list[Timeline]:
@@ -173,11 +190,11 @@ def bench_server(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
     if not flag_values.num_requests:
         raise ConfigError("--url needs --num_requests, such as --num_requests=100, and takes --rates, such as 1,2")
     spec = spec_from_flags(flag_values)
-    for rate in rates_from_flags(flag_values) or [math.inf]:
+    for rate in rates_from_flags(flag_values) or [Rate(math.inf)]:
         workload = make_workload(spec, vocab_size=1 << 16, seed=0)
-        timelines = asyncio.run(_ask(flag_values, workload, rate))
+        timelines = asyncio.run(_ask(flag_values, workload, rate.value))
         described = {"url": flag_values.url, "model": flag_values.model} | dataclasses.asdict(spec)
-        yield described | describe_online(timelines, rate)
+        yield described | describe_online(timelines, rate.value)
 
 
 async def _ask(flag_values: flags.FlagValues, workload: Workload, rate: float) -> list[Timeline]:
@@ -185,20 +202,35 @@ async def _ask(flag_values: flags.FlagValues, workload: Workload, rate: float) -
         return await run_online(send, workload, rate)
 
 
-def rates_from_flags(flag_values: flags.FlagValues) -> list[float]:
-    """Returns the rates, requests per second.
+class Rate(NamedTuple):
+    """Requests per second, or the share of those that are served when all come at once."""
+
+    value: float
+    is_share: bool = False
+
+    def requests_per_s(self, at_once: float) -> float:
+        """Returns the rate, given how many a second are served when all come at once."""
+        return self.value * at_once if self.is_share else self.value
+
+
+def rates_from_flags(flag_values: flags.FlagValues) -> list[Rate]:
+    """Returns the rates.
 
     Raises:
-      ConfigError: one is no positive number.
+      ConfigError: one is no positive number, or a share of what --url serves.
     """
     rates = []
     for text in flag_values.rates:
+        is_share = text.endswith("%")
         try:
-            rates.append(float(text))
+            value = float(text.removesuffix("%")) / (100.0 if is_share else 1.0)
         except ValueError:
-            rates.append(math.nan)
-        if not 0.0 < rates[-1] < math.inf:
+            value = math.nan
+        if not 0.0 < value < math.inf:
             raise ConfigError(f"--rates must be positive numbers separated by commas, got {text!r}")
+        if is_share and flag_values.url:
+            raise ConfigError(f"--rates of a server must be requests per second, got {text!r}")
+        rates.append(Rate(value, is_share))
     return rates
 
 

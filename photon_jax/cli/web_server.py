@@ -28,6 +28,15 @@ from photon_jax.server.state import ServerSettings, ServerState
 from photon_jax.text.tokenizer import Tokenizer
 
 _KEY_VARIABLE = "PHOTON_API_KEY"
+_ALIASES = {
+    "api_key": "api_keys",
+    "cors_origin": "cors_origins",
+    # as the system before this one wrote them
+    "checkpoint": "model",
+    "cert": "tls_cert",
+    "key": "tls_key",
+    "static-dir": "static_dir",
+}
 
 
 def define_flags(flag_values: flags.FlagValues) -> None:
@@ -41,9 +50,15 @@ def define_flags(flag_values: flags.FlagValues) -> None:
         "Under which clients ask for the model; unset: the last part of --model.",
         flag_values=flag_values,
     )
+    flags.DEFINE_bool(
+        "https",
+        None,
+        "Serve https, as --tls_cert and --tls_key do by themselves; an error without them.",
+        flag_values=flag_values,
+    )
     define_fields(ServerSettings, flag_values)
     define_common_flags(flag_values)
-    for alias, name in (("api_key", "api_keys"), ("cors_origin", "cors_origins"), ("checkpoint", "model")):
+    for alias, name in _ALIASES.items():
         flags.DEFINE_alias(alias, name, flag_values=flag_values)
 
 
@@ -89,6 +104,8 @@ def settings_from_flags(flag_values: flags.FlagValues) -> ServerSettings:
     key = os.environ.get(_KEY_VARIABLE)
     given["api_keys"] = (*given["api_keys"], *([key] if key else []))
     given["cors_origins"] = tuple(given["cors_origins"])
+    if flag_values.https is not None and flag_values.https != (given["tls_cert"] is not None):
+        raise ConfigError("--https goes with --tls_cert and --tls_key, --nohttps without; change one, or leave it out")
     with errors_name_flags(ServerSettings):
         return ServerSettings(**given)
 

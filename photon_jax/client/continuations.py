@@ -5,7 +5,7 @@ from typing import Any
 
 from photon_jax.client.prompts import NO_PROMPTS, PromptLike, as_list, encode_each, encode_prompt, is_id
 from photon_jax.client.submission import Prompt
-from photon_jax.errors import RequestError
+from photon_jax.errors import RequestError, shown
 from photon_jax.text.tokenizer import Tokenizer
 
 Continuations = PromptLike | Sequence[PromptLike] | Sequence[Sequence[PromptLike]]
@@ -25,7 +25,7 @@ def encode_continuations(
     listed = as_list(prompts)
     is_single = len(listed) == 1 and _is_one(prompts)
     if isinstance(continuations, str) and not is_single:
-        raise RequestError(f"continuations are one text for a list of prompts, got {continuations!r:.100}; give a list")
+        raise RequestError(f"continuations are one text for a list of prompts, got {shown(continuations)}; give a list")
     entries = encode_each([continuations] if is_single else _listed(continuations), _listed)
     if len(entries) != len(listed):
         raise RequestError(
@@ -50,7 +50,7 @@ def _listed(value: object) -> Any:
         return list(value)  # type: ignore[call-overload]
     except TypeError as error:
         raise RequestError(
-            f"continuations are for each prompt a text, token ids or a list of either, got {value!r:.100}"
+            f"continuations are for each prompt a text, token ids or a list of either, got {shown(value)}"
         ) from error
 
 
@@ -80,12 +80,12 @@ def _join(
         return Prompt(token_ids=token_ids, score_start=len(context))
     if not isinstance(prompt, str):
         raise RequestError(
-            f"the continuation {continuation!r:.100} is text and its prompt is token ids; give both as text or as ids"
+            f"the continuation {shown(continuation)} is text and its prompt is token ids; give both as text or as ids"
         )
     token_ids = encode_prompt(prompt + continuation, tokenizer).token_ids
     if continuation and len(token_ids) <= len(context):
         raise RequestError(
-            f"the continuation {continuation!r:.100} has no token of its own: the prompt alone is {len(context)} "
+            f"the continuation {shown(continuation)} has no token of its own: the prompt alone is {len(context)} "
             f"tokens, with it {len(token_ids)}; give token ids, or move the border between the two"
         )
     return Prompt(token_ids=token_ids, text=prompt + continuation, score_start=len(context))

@@ -34,10 +34,10 @@ class LatePrograms:
         """
         if len(submissions) == 1:
             return []
-        new = [each for each in submissions if each.first_token_at is None]
+        samples = [sample for each in submissions for sample in each.samples]
+        new = [sample.request for sample in samples if sample.num_tokens == 0]
         return self._engine.missing_programs(
-            [sample.request for each in submissions for sample in each.samples],
-            sum(len(each.prompt.token_ids) * len(each.samples) for each in new),
+            [sample.request for sample in samples], sum(len(request.prompt_token_ids) for request in new)
         )
 
     def compile_until(self, queue: "Queue") -> None:

@@ -14,10 +14,10 @@ from photon_jax.client.garbage import old_objects_left_alone
 from photon_jax.client.interrupts import HeldInterrupts
 from photon_jax.client.submission import Prompt, Sample, Submission
 from photon_jax.controls import bad_word_ids, check_a_token_is_left
-from photon_jax.engine.controls import check_processor
 from photon_jax.engine.engine import Engine
 from photon_jax.engine.faults import StepFault
-from photon_jax.errors import RequestError, naming_prompt
+from photon_jax.engine.processors import check_processor
+from photon_jax.errors import EngineDeadError, RequestError, naming_prompt, shown
 from photon_jax.histogram import SECONDS, Histogram
 from photon_jax.models.params import Params
 from photon_jax.outputs import RequestOutput, TokenDelta
@@ -79,6 +79,7 @@ class LocalClient:
         self._turn = threading.Lock()
         self._update = threading.Lock()  # one update of the weights at a time
         self._live: dict[str, tuple[Submission, Sample]] = {}  # by request id
+        self._is_closed = False
 
     def submit_all(
         self,
@@ -127,14 +128,15 @@ class LocalClient:
           RequestError: it can never be served.
         """
         if not isinstance(prompt, Prompt) or not isinstance(prompt.token_ids, tuple):
-            raise RequestError(f"a prompt here is a Prompt of a tuple of token ids, got {prompt!r:.100}")
+            raise RequestError(f"a prompt here is a Prompt of a tuple of token ids, got {shown(prompt)}")
         if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, got {params!r:.100}")
+            raise RequestError(f"params must be SamplingParams, got {shown(params)}")
         self._check_ids("prompt_token_ids", prompt.token_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if prompt.score_start is not None and prompt.score_start not in range(1, len(prompt.token_ids) + 1):
             raise RequestError(
-                f"score_start must be from 1 to the prompt's {len(prompt.token_ids)} tokens, got {prompt.score_start!r}"
+                f"score_start must be from 1 to the prompt's {len(prompt.token_ids)} tokens, got "
+                f"{shown(prompt.score_start)}"
             )
         limits = self.engine.scheduler.limits
         resolved = params.resolve(self._sampling_defaults)
@@ -154,8 +156,10 @@ class LocalClient:
         Raises:
           RequestError: its id is taken.
           CapacityError: the queue is full.
+          EngineDeadError: the client was closed meanwhile.
         """
         with self._lock:
+            self._check_open()
             try:
                 for sample in submission.samples:
                     self.engine.scheduler.add(sample.request)
@@ -170,7 +174,7 @@ class LocalClient:
             return  # what is found a hundred times faster than which of long prompts' ids is wrong
         wrong = next((i for i in ids if not (isinstance(i, int | np.integer) and 0 <= i < self._vocab_size)), None)
         if wrong is not None:
-            raise RequestError(f"{name} holds {wrong}; the model's ids are 0 to {self._vocab_size - 1}")
+            raise RequestError(f"{name} holds {shown(wrong)}; the model's ids are 0 to {self._vocab_size - 1}")
 
     def _make_requests(
         self, index: int, request_id: str, prompt: Prompt, params: SamplingParams, score: bool
@@ -288,8 +292,17 @@ class LocalClient:
             del self._live[request_id]
 
     def close(self) -> None:
-        """Ends what is unfinished of all submissions; iterators that are open yield it as their last output."""
-        self.abort_all([submission for submission, _ in self._live.values()])
+        """Ends what is unfinished of all submissions, and takes no more; open iterators yield it as their last output.
+
+        It waits for the step that runs in another thread.
+        """
+        with HeldInterrupts(), self._turn, self._lock:
+            self._is_closed = True
+            self.abort_all([submission for submission, _ in self._live.values()])
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineDeadError("this LLM is closed; make a new one")
 
     def update_params(self, params: Params) -> int:
         """Replaces the weights once every sequence that has begun is finished, which this does; returns the version.
@@ -303,6 +316,7 @@ class LocalClient:
                 scheduler.admits_new = False
                 while True:
                     with HeldInterrupts(), self._turn, self._lock:
+                        self._check_open()
                         if not scheduler.has_begun:
                             self.engine.set_params(params)
                             return self.engine.weights_version

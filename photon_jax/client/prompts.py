@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from photon_jax.client.submission import Prompt
-from photon_jax.errors import RequestError, naming_prompt
+from photon_jax.errors import RequestError, naming_prompt, shown
 from photon_jax.request import SamplingParams
 from photon_jax.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ def as_list(prompts: PromptLike | Sequence[PromptLike]) -> Sequence[PromptLike]:
             raise TypeError("what has no order, or bytes")
         listed = list(prompts)
     except TypeError as error:
-        raise RequestError(f"prompts are a text, token ids or a list of either, got {prompts!r:.100}") from error
+        raise RequestError(f"prompts are a text, token ids or a list of either, got {shown(prompts)}") from error
     return [listed] if listed and is_id(listed[0]) else listed  # type: ignore[list-item,return-value]
 
 
@@ -71,7 +71,7 @@ def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
             raise TypeError("what has no order, or bytes")
         return Prompt(token_ids=tuple(_as_id(token_id) for token_id in prompt))
     except TypeError as error:
-        raise RequestError(f"a prompt is a text or a list of token ids, got {prompt!r:.100}") from error
+        raise RequestError(f"a prompt is a text or a list of token ids, got {shown(prompt)}") from error
 
 
 def params_for_each(
@@ -85,7 +85,7 @@ def params_for_each(
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
     if not isinstance(sampling_params, Sequence):
-        raise RequestError(f"sampling_params must be SamplingParams or a list of them, got {sampling_params!r:.100}")
+        raise RequestError(f"sampling_params must be SamplingParams or a list of them, got {shown(sampling_params)}")
     if len(sampling_params) != num_prompts:
         raise RequestError(
             f"{len(sampling_params)} sampling_params for {num_prompts} prompts; give one for all or one for each"
@@ -94,6 +94,6 @@ def params_for_each(
     wrong = [each for each in listed if not isinstance(each, SamplingParams)]
     if wrong:
         raise RequestError(
-            f"sampling_params must be SamplingParams or a list of them, got {wrong[0]!r:.100} in the list"
+            f"sampling_params must be SamplingParams or a list of them, got {shown(wrong[0])} in the list"
         )
     return listed

@@ -6,13 +6,11 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from photon_jax.controls import LogitsProcessor, ProcessorFn
-from photon_jax.engine.placement import place
-from photon_jax.engine.settings import pinned_settings
-from photon_jax.errors import RequestError
+from photon_jax.controls import ProcessorFn
+from photon_jax.engine.placement import place, placed_shapes
+from photon_jax.engine.processors import as_arrays
 from photon_jax.ops.controls import NO_TOKEN, RECENT_WIDTH, ControlState, PyTree, States, control_state_shapes
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
 from photon_jax.scheduler.sequence import SequenceState, SequenceStatus
@@ -80,6 +78,11 @@ class ControlSlots:
         # of each step with processors that was not collected yet: states and owners before it
         self._in_flight: collections.deque[tuple[dict[_ProcessorKey, PyTree], dict[int, _Owner]]] = collections.deque()
 
+    def compile_ahead(self) -> None:
+        """Compiles what fills a slot, so that `init_state` does not; any thread may."""
+        shapes = placed_shapes(control_state_shapes(self._num_slots, self._vocab_size))
+        _fill_controls.lower(shapes, np.int32(0), _neutral_row(self._vocab_size)).compile()
+
     def init_state(self) -> ControlState:
         """Returns the state of slots without controls; its programs are compiled then."""
         shapes = control_state_shapes(self._num_slots, self._vocab_size)
@@ -108,7 +111,7 @@ class ControlSlots:
         processor = seq.request.params.processor
         key = None
         if processor is not None:
-            row = _as_arrays(processor.init_state)
+            row = as_arrays(processor.init_state)
             key = _key_of(processor.fn, row)
             if key not in self._states:
                 in_use = {owner.key for owner in self._owners.values()}
@@ -167,13 +170,6 @@ def _is_controlled(item: ScheduledSequence) -> bool:
     return item.samples and item.seq.request.has_controls
 
 
-def _as_arrays(init_state: object) -> PyTree:
-    """Returns the state with NumPy arrays as leaves, of the dtypes that they have on the device."""
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)), init_state
-    )
-
-
 def _key_of(fn: ProcessorFn, row: PyTree) -> _ProcessorKey:
     leaves, structure = jax.tree.flatten(row)
     return _ProcessorKey(fn, structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
@@ -213,64 +209,3 @@ def _control_row(seq: SequenceState, vocab_size: int) -> ControlState:
         row.bad_lasts[index] = word[-1]
     row.num_bad_words[...] = len(words)
     return row
-
-
-def check_processor(processor: LogitsProcessor, vocab_size: int) -> None:
-    """Traces a processor, as the step will; what it raises itself comes through.
-
-    Raises:
-      RequestError: its state holds something else than arrays, or what it returns doesn't fit.
-    """
-    name = processor.name
-    for path, leaf in jax.tree_util.tree_leaves_with_path(processor.init_state):
-        if not _is_array(leaf):
-            raise RequestError(
-                f"the first state of logits_processor {name} must hold arrays and numbers, got {leaf!r} at "
-                f"{jax.tree_util.keystr(path) or 'its top'}; give the data of a random key with jax.random.key_data"
-            )
-        if not _fits_device(leaf):
-            raise RequestError(
-                f"the first state of logits_processor {name} holds {leaf!r:.100} at "
-                f"{jax.tree_util.keystr(path) or 'its top'}, which the device can't; it has numbers of 32 bits"
-            )
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _as_arrays(processor.init_state))
-    logits, number = jax.ShapeDtypeStruct((vocab_size,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    with pinned_settings():
-        result = jax.eval_shape(jax.jit(processor.fn), state, logits, number, number)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise RequestError(f"logits_processor {name} must return (state, logits), got {_describe(result)}")
-    if _describe(result[0]) != _describe(state):
-        raise RequestError(
-            f"logits_processor {name} must return a state like the first one, {_describe(state)}, got "
-            f"{_describe(result[0])}"
-        )
-    if _describe(result[1]) != _describe(logits):
-        raise RequestError(
-            f"logits_processor {name} must return logits {_describe(logits)}, got {_describe(result[1])}"
-        )
-
-
-def _is_array(leaf: object) -> bool:
-    if isinstance(leaf, bool | int | float):
-        return True
-    is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
-    return is_array and (jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_)  # type: ignore[attr-defined]
-
-
-def _fits_device(leaf: object) -> bool:
-    """Returns whether a leaf keeps its value in the dtype that it has on the device."""
-    if isinstance(leaf, jax.Array):
-        return True
-    array = np.asarray(leaf)
-    if array.dtype == object or not array.dtype.isnative or array.dtype.itemsize > 8:
-        return False
-    with np.errstate(over="ignore"):
-        placed = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-    if jnp.issubdtype(array.dtype, jnp.inexact):
-        return bool((np.isfinite(placed) == np.isfinite(array)).all())
-    return bool((placed == array).all())
-
-
-def _describe(tree: PyTree) -> str:
-    """Returns a PyTree's structure with shape and dtype of each array."""
-    return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree))

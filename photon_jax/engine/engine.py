@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from photon_jax.engine.faults import find_fault
+from photon_jax.controls import LogitsProcessor, ProcessorFailure
+from photon_jax.engine.faults import StepFault, find_fault
 from photon_jax.engine.metrics import HostClock
 from photon_jax.engine.runner import StepHandle
 from photon_jax.errors import EngineDeadError, PhotonError
@@ -37,6 +38,9 @@ class Runner(Protocol):
 
     def deleted_leaf(self) -> str | None:
         """Returns a leaf of the weights that somebody deleted, if there is one."""
+
+    def calls_out(self, processor: LogitsProcessor) -> bool:
+        """Returns whether a processor calls what can fail while it runs."""
 
     def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
         """Returns what a batch of these requests may need and is not compiled."""
@@ -91,7 +95,7 @@ class Engine:
             if plan.scheduled:
                 self.last_plan = plan
                 with self.clock.launching():
-                    self._in_flight.append((plan, self._on_device(self._runner.launch, plan)))
+                    self._in_flight.append((plan, self._on_device(self._runner.launch, plan, self._on_their_way())))
             is_due = len(self._in_flight) > self.steps_ahead or not plan.scheduled
             return self._take_oldest() if self._in_flight and is_due else []
 
@@ -128,7 +132,7 @@ class Engine:
     def _take_oldest(self) -> list[TokenDelta]:
         plan, handle = self._in_flight[0]
         with self.clock.waiting():
-            result = self._on_device(self._runner.collect, handle)
+            result = self._on_device(self._runner.collect, handle, [plan])
         self._in_flight.popleft()
         return self.scheduler.apply(plan, result)
 
@@ -141,8 +145,16 @@ class Engine:
             yield
         self._is_planning = False
 
-    def _on_device(self, call: Callable[[Argument], Value], argument: Argument) -> Value:
-        """Returns what the runner returns; if it doesn't, all that is on its way is forgotten."""
+    def _on_their_way(self) -> list[StepPlan]:
+        """Returns the plans of the steps on their way, the one that is being launched included."""
+        return [self.last_plan, *(plan for plan, _ in self._in_flight if plan is not self.last_plan)]
+
+    def _on_device(self, call: Callable[[Argument], Value], argument: Argument, suspects: Sequence[StepPlan]) -> Value:
+        """Returns what the runner returns; if it doesn't, all that is on its way is forgotten.
+
+        Args:
+          suspects: plans of the steps of which one, most likely, has failed if it doesn't.
+        """
         is_done = False
         try:
             value = call(argument)
@@ -150,12 +162,11 @@ class Engine:
             return value
         except PhotonError:
             raise
-        except (RuntimeError, ValueError) as error:  # JAX raises either for what its device says
-            plans = [self.last_plan, *(plan for plan, _ in self._in_flight)]
-            fault = find_fault(error, plans, self._runner.deleted_leaf())
+        except (RuntimeError, ValueError, ProcessorFailure) as error:  # JAX raises the first two for its device
+            fault = self._find_fault(error, suspects) or self._find_fault(error, self._on_their_way())
             if fault is None:
                 raise
-            raise fault from error
+            raise fault from (error.__cause__ if isinstance(error, ProcessorFailure) else error)
         finally:
             if not is_done:
                 self._in_flight.clear()
@@ -163,3 +174,6 @@ class Engine:
                 self._runner.reset()
                 self.scheduler.restart(b"restart %d" % self._num_restarts)
                 self._is_planning = False
+
+    def _find_fault(self, error: Exception, plans: Sequence[StepPlan]) -> StepFault | None:
+        return find_fault(error, plans, self._runner.deleted_leaf(), self._runner.calls_out)

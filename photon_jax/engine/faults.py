@@ -1,9 +1,10 @@
 """Faults: steps that fail through what a caller brought, and whose requests are told so while the engine goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from photon_jax.controls import LogitsProcessor, ProcessorFailure
 from photon_jax.errors import CheckpointError, PhotonError, RequestError
-from photon_jax.scheduler.plan import StepPlan
+from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
 
 
 class StepFault(Exception):
@@ -30,17 +31,21 @@ class StepFault(Exception):
 
 
 def find_fault(
-    error: RuntimeError | ValueError, plans: Sequence[StepPlan], deleted_leaf: str | None
+    error: Exception,
+    plans: Sequence[StepPlan],
+    deleted_leaf: str | None,
+    calls_out: Callable[[LogitsProcessor], bool],
 ) -> StepFault | None:
     """Returns whose fault it is that a step failed; None where it is the device's.
 
-    A device does not say which of a step's functions failed, nor which of the steps on its way: all requests whose
-    logits_processor ran in one of them are to blame.
+    A device does not say which of a step's functions failed: all requests are to blame whose logits_processor ran in
+    it and calls something that can fail, a Python function most often. Where none does, all that ran are.
 
     Args:
-      error: what JAX raised.
-      plans: of the steps on their way, the one that is being launched included.
+      error: what JAX raised, or a processor while it was traced.
+      plans: of the steps that may have failed.
       deleted_leaf: which of the weights does not exist any longer.
+      calls_out: whether a processor calls what can fail while it runs.
     """
     if deleted_leaf is not None:
         return StepFault(
@@ -49,18 +54,35 @@ def find_fault(
             "delete() was called; update_params() with arrays that exist lets the engine serve again. Give functions "
             "that donate them copies",
         )
-    rows = [row for plan in plans for row in plan.scheduled if row.samples and row.seq.request.params.processor]
-    if not rows:
+    rows = [(row, processor) for plan in plans for row in plan.scheduled if (processor := _processor_of(row))]
+    if isinstance(error, ProcessorFailure):
+        what = f"failed while a step was compiled: {error.__cause__!r:.500}"
+        suspects = [(row, processor) for row, processor in rows if processor.fn is error.fn]
+    else:
+        what = f"failed while a step ran: {_summary(error)}"
+        suspects = [(row, processor) for row, processor in rows if calls_out(processor)] or rows
+    if not suspects:
         return None
     messages = {  # those that ended meanwhile, or will run again, are told nothing
-        row.seq.request_id: f"logits_processor {processor.name} failed while a step ran: {_summary(error)}"
-        for row in rows
-        if not row.is_void and (processor := row.seq.request.params.processor) is not None
+        row.seq.request_id: f"logits_processor {processor.name}{_others(processor, suspects)} {what}"
+        for row, processor in suspects
+        if not row.is_void
     }
     return StepFault(RequestError, "a logits_processor failed", messages)
 
 
-def _summary(error: RuntimeError | ValueError) -> str:
+def _processor_of(row: ScheduledSequence) -> LogitsProcessor | None:
+    """Returns what runs for a row."""
+    return row.seq.request.params.processor if row.samples else None
+
+
+def _others(processor: LogitsProcessor, suspects: Sequence[tuple[ScheduledSequence, LogitsProcessor]]) -> str:
+    """Returns the functions that may have failed instead, for a message."""
+    names = {each.fn: each.name for _, each in suspects if each.fn is not processor.fn}
+    return f", or another one of its step ({', '.join(names.values())})," if names else ""
+
+
+def _summary(error: Exception) -> str:
     """Returns the last line of a message: JAX puts the traceback of a Python function before what it raised."""
     lines = str(error).strip().splitlines() or [repr(error)]
     return lines[-1]

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from photon_jax.cache.layout import CacheLayout
 from photon_jax.engine.buckets import BucketSpec
 from photon_jax.request import Request
 from photon_jax.step_io import StepLayout
@@ -29,17 +30,20 @@ class Crowd:
     has_prompt_top: bool
 
     @classmethod
-    def of(cls, requests: Sequence[Request], *, num_prompt_tokens: int, block_size: int) -> "Crowd":
+    def of(cls, requests: Sequence[Request], *, num_prompt_tokens: int, cache: CacheLayout) -> "Crowd":
         """Returns the bounds of requests.
 
         Args:
           num_prompt_tokens: of prompts that are not computed yet.
+          cache: where it may not hold all of them to their ends, some may be preempted, and computed again whole.
         """
-        longest = max(len(each.prompt_token_ids) + (each.params.max_tokens or 1) for each in requests)
+        lengths = [len(each.prompt_token_ids) + (each.params.max_tokens or 1) for each in requests]
+        num_blocks = [cache.blocks_for(length) for length in lengths]
+        may_be_preempted = sum(num_blocks) > cache.num_usable_blocks
         return cls(
             num_rows=len(requests),
-            num_tokens=num_prompt_tokens + len(requests),
-            num_blocks=-(-longest // block_size),
+            num_tokens=(sum(lengths) if may_be_preempted else num_prompt_tokens) + len(requests),
+            num_blocks=max(num_blocks),
             has_scores=any(each.wants_scores for each in requests),
             has_controls=any(each.has_controls for each in requests),
             has_top=any(each.params.logprobs for each in requests),
@@ -49,14 +53,17 @@ class Crowd:
     def may_need(self, layout: StepLayout, buckets: BucketSpec) -> bool:
         """Returns whether a step of some of them may come in a layout: in its size, or a larger one of its kind."""
         is_rare = layout.has_scores or layout.has_top or layout.has_controls
+        sizes, counts = (
+            (buckets.rare_rows, buckets.rare_tokens) if is_rare else (buckets.decode_rows, buckets.mixed_tokens)
+        )
+        # a layout may be of both kinds, where query tiles are alike
         is_decode = layout.num_tokens == layout.num_rows and layout.query_tile == 1
-        if is_decode:
-            sizes, count = buckets.rare_rows if is_rare else buckets.decode_rows, self.num_rows
-        else:
-            sizes, count = buckets.rare_tokens if is_rare else buckets.mixed_tokens, self.num_tokens
-        has_top = self.has_top or (self.has_prompt_top and not is_decode)
+        is_mixed = layout.num_rows == buckets.mixed_rows and layout.query_tile == buckets.tiles.query_tile
+        fits_decode = is_decode and layout.num_tokens <= _bucket(sizes, self.num_rows)
+        fits_mixed = is_mixed and layout.num_tokens in counts and layout.num_tokens <= _bucket(counts, self.num_tokens)
+        has_top = self.has_top or (self.has_prompt_top and fits_mixed)
         return (
-            layout.num_tokens <= _bucket(sizes, count)
+            (fits_decode or fits_mixed)
             and layout.table_width <= _bucket(buckets.table_widths, self.num_blocks)
             and layout.has_scores <= self.has_scores
             and layout.has_top <= has_top

@@ -9,6 +9,7 @@ import numpy as np
 
 from photon_jax.cache.kv_cache import KVCache, init_kv_cache
 from photon_jax.cache.layout import CacheLayout
+from photon_jax.controls import LogitsProcessor
 from photon_jax.engine.buckets import BucketSpec
 from photon_jax.engine.compile_cache import compile_cache
 from photon_jax.engine.controls import ControlSlots, StepProcessors
@@ -16,6 +17,7 @@ from photon_jax.engine.foresight import Crowd
 from photon_jax.engine.input_builder import InputBuilder
 from photon_jax.engine.metrics import LaunchCounters
 from photon_jax.engine.placement import place
+from photon_jax.engine.processors import calls_out
 from photon_jax.engine.programs import (
     ARGUMENTS,
     TraceWatch,
@@ -97,6 +99,10 @@ class ModelRunner:
         """Returns the key path of one of the weights that does not exist any longer, None where all do."""
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
         return next((jax.tree_util.keystr(path) for path, leaf in leaves if leaf.is_deleted()), None)
+
+    def calls_out(self, processor: LogitsProcessor) -> bool:
+        """Returns whether a processor calls what can fail while it runs."""
+        return calls_out(processor, self.config.model.vocab_size)
 
     def reset(self) -> None:
         """Makes cache and state anew; those of a step that broke off may be gone with it."""
@@ -221,14 +227,16 @@ class ModelRunner:
         uncompiled = self._uncompiled = [layout for layout in self._uncompiled if layout not in self.launched.layouts]
         if not uncompiled or self._is_strict:
             return []
-        block_size = self._cache_layout.block_size
-        crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, block_size=block_size)
+        crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, cache=self._cache_layout)
         return [layout for layout in uncompiled if crowd.may_need(layout, self.buckets)]
 
     def compile_late(self, layout: StepLayout) -> None:
         """Compiles the step of one layout after the warm-up, unless it was meanwhile; any thread may, steps go on."""
         if layout not in self.launched.layouts:
             with compile_cache(self._compile_cache_dir):
+                if layout.has_controls and self.state.controls is None:
+                    with pinned_settings():
+                        self._control_slots.compile_ahead()
                 self.compile(layout)
 
     @property

@@ -109,6 +109,7 @@ def forward(
     return logits.reshape(batch, num_tokens, -1)
 
 
+@functools.partial(jax.jit, static_argnames=("batch", "config", "kv_dtype"))  # compiled once, not once a layer
 def full_layer(
     layer: LayerParams,
     x: jax.Array,  # f32[B*T D]

@@ -37,5 +37,6 @@ def normed_rows(
 ) -> jax.Array:  # [M D]
     """Returns rms_norm(x) rounded to the weight's dtype, the input of a linear layer of the same backend."""
     if backend == "triton":
-        return rms_norm_kernel(x, weight, eps=eps)
+        normed: jax.Array = rms_norm_kernel(x, weight, eps=eps)
+        return normed
     return rms_norm(x, weight, eps=eps).astype(weight.dtype)

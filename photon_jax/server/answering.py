@@ -5,15 +5,16 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from photon_jax.client.submission import Prompt
-from photon_jax.errors import naming_prompt
+from photon_jax.errors import RequestError, naming_prompt
 from photon_jax.outputs import RequestOutput
 from photon_jax.request import SamplingParams
 from photon_jax.server.errors import AbortedError
-from photon_jax.server.protocol import PromptProgress, Usage
+from photon_jax.server.protocol import PromptProgress, SamplingFields, Usage
+from photon_jax.server.state import ServerState
 from photon_jax.server.streaming import cancel_all
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from photon_jax.client.updates import StreamUpdate
 
 ABORT = "abort"
+_Body = TypeVar("_Body", bound=SamplingFields)
+_Job = TypeVar("_Job")
 
 
 class Head(NamedTuple):
@@ -42,6 +45,16 @@ class Asked:
 
     prompt: Prompt
     params: SamplingParams
+
+
+async def make_job(
+    make: Callable[[ServerState, "AsyncLLM", _Body], _Job], state: ServerState, engine: "AsyncLLM", body: _Body
+) -> _Job:
+    """Returns what is to be done for a request, made in a thread: in one of a few when its answer has a form."""
+    calls = getattr(body, "tool_choice", None)
+    has_form = body.structured_outputs or body.response_format or calls not in (None, "none", "auto")
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(state.forms if has_form else None, make, state, engine, body)
 
 
 def compile_form(engine: "AsyncLLM", asked: Asked) -> None:
@@ -110,6 +123,7 @@ async def generate_all(engine: "AsyncLLM", asked: Sequence[Asked], request_id: s
 
     Raises:
       AbortedError: the server ended one of them.
+      RequestError: one can't go on in the form that it must have.
     """
 
     async def generate(index: int) -> RequestOutput:
@@ -122,9 +136,9 @@ async def generate_all(engine: "AsyncLLM", asked: Sequence[Asked], request_id: s
         outputs = await asyncio.gather(*tasks)
     finally:
         await cancel_all(tasks)
-    for output in outputs:
+    for each, output in zip(asked, outputs, strict=True):
         for completion in output.outputs:
-            _raise_if_aborted(completion.finish_reason)
+            _check_not_cut(engine, each, completion.finish_reason)
     return outputs
 
 
@@ -133,15 +147,13 @@ def _prompt_id(request_id: str, index: int, num_prompts: int) -> str:
     return request_id if num_prompts == 1 else f"{request_id}-{index}"
 
 
-def _raise_if_aborted(finish_reason: str | None) -> None:
-    if finish_reason == ABORT:
-        raise AbortedError("the server ended this answer before it was finished; send the request again")
-
-
-def raise_if_cut(update: "StreamUpdate") -> None:
-    """Raises AbortedError when the server itself ended a sequence; to be called when the rest of the update is sent."""
-    for delta in update.deltas:
-        _raise_if_aborted(delta.finish_reason)
+def _check_not_cut(engine: "AsyncLLM", asked: Asked, finish_reason: str | None) -> None:
+    """Raises when a sequence that nobody left was ended: by the server's end, or as its form can't be followed."""
+    if finish_reason != ABORT:
+        return
+    if asked.params.structured_outputs is not None and engine.stats().is_ready:
+        raise RequestError("the form that the answer must have grew beyond what can be followed; give a simpler one")
+    raise AbortedError("the server ended this answer before it was finished; send the request again")
 
 
 def stream_all(
@@ -153,6 +165,7 @@ def stream_all(
 
     Raises:
       RequestError, CapacityError: at the call, when one is refused.
+      AbortedError, RequestError: after an update that tells of a sequence's end, as `generate_all`.
     """
     streams: list[RequestStream] = []
     try:
@@ -163,7 +176,7 @@ def stream_all(
     except BaseException:
         _close_all(streams)
         raise
-    return _merge(streams)
+    return _merge(engine, asked, streams)
 
 
 def _close_all(streams: "Sequence[RequestStream]") -> None:
@@ -171,17 +184,23 @@ def _close_all(streams: "Sequence[RequestStream]") -> None:
         stream.close()
 
 
-async def _merge(streams: "Sequence[RequestStream]") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
+async def _merge(
+    engine: "AsyncLLM", asked: Sequence[Asked], streams: "Sequence[RequestStream]"
+) -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
     try:
-        if len(streams) == 1:
-            async for update in streams[0]:
-                yield 0, update
-        else:
-            async with contextlib.aclosing(_merge_several(streams)) as updates:
-                async for pair in updates:
-                    yield pair
+        merge = _only(streams[0]) if len(streams) == 1 else _merge_several(streams)
+        async with contextlib.aclosing(merge) as updates:
+            async for index, update in updates:
+                yield index, update
+                for delta in update.deltas:
+                    _check_not_cut(engine, asked[index], delta.finish_reason)
     finally:
         _close_all(streams)
+
+
+async def _only(stream: "RequestStream") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
+    async for update in stream:
+        yield 0, update
 
 
 async def _merge_several(streams: "Sequence[RequestStream]") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.requests import Request
 from starlette.responses import Response
 
-from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, stream_all
+from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, make_job, stream_all
 from photon_jax.server.chat_answer import ChatJob, chunk_events, whole_answer
 from photon_jax.server.chat_parts import template_tools, tool_use
 from photon_jax.server.chat_prompt import encode_chat, where_reasoning_is
@@ -38,7 +38,7 @@ def router(state: ServerState) -> APIRouter:
         check_model(state, body.model)
         fields.check(body)
         engine = state.ready_engine()
-        job = await asyncio.to_thread(_make_job, state, engine, body)
+        job = await make_job(_make_job, state, engine, body)
         if body.stream:
             updates = stream_all(engine, [job.asked], job.head.id)
             return EventStream(chunk_events(job, updates), keep_alive_s=state.settings.keep_alive_s)

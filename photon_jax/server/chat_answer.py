@@ -12,7 +12,6 @@ from photon_jax.server.answering import (
     Head,
     UsageCount,
     make_progress,
-    raise_if_cut,
     total_usage,
 )
 from photon_jax.server.chat_parts import AnswerParts, ToolUse
@@ -108,7 +107,6 @@ async def chunk_events(
         async for _, update in updates:
             for chunk in stream.chunks_of(update):
                 yield event(chunk)
-            raise_if_cut(update)
     if job.body.has_usage:
         yield event({**stream.chunk([]), "usage": stream.usage.usage()})
     yield DONE

@@ -14,7 +14,6 @@ from photon_jax.server.answering import (
     UsageCount,
     make_progress,
     make_usage,
-    raise_if_cut,
     total_usage,
 )
 from photon_jax.server.logprobs import CompletionTokens, TokenNames, joined, prompt_logprob_list
@@ -127,7 +126,6 @@ async def chunk_events(
         async for prompt_index, update in updates:
             for chunk in stream.chunks_of(prompt_index, update):
                 yield event(chunk)
-            raise_if_cut(update)
     if job.body.has_usage:
         yield event({**stream.chunk([]), "usage": stream.usage.usage()})
     yield DONE

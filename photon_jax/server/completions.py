@@ -11,7 +11,7 @@ from starlette.responses import Response
 from photon_jax.client.prompts import as_list
 from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError
-from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, stream_all
+from photon_jax.server.answering import Asked, compile_form, generate_all, make_head, make_job, stream_all
 from photon_jax.server.completion_answer import CompletionJob, chunk_events, whole_answer
 from photon_jax.server.documents import generating
 from photon_jax.server.errors import FieldError, about_field
@@ -41,7 +41,7 @@ def router(state: ServerState) -> APIRouter:
         check_model(state, body.model)
         fields.check(body)
         engine = state.ready_engine()
-        job = await asyncio.to_thread(_make_job, state, engine, body)
+        job = await make_job(_make_job, state, engine, body)
         if body.stream:
             updates = stream_all(engine, job.asked, job.head.id)
             return EventStream(chunk_events(job, updates), keep_alive_s=state.settings.keep_alive_s)

@@ -1,12 +1,14 @@
-"""The chat page: its files from the installed package, under a policy that lets nothing else in."""
+"""The chat page: its files, of the installed package or of a folder, under a policy that lets nothing else in."""
 
 import dataclasses
 import hashlib
 import importlib.resources
-from pathlib import PurePosixPath
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from photon_jax.errors import ConfigError
 from photon_jax.server.state import ServerState
 
 CONTENT_TYPES = {
@@ -14,6 +16,7 @@ CONTENT_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
 # Scripts, styles and requests of this origin alone, no inline ones, and HTML made from text by DOMPurify alone.
@@ -42,9 +45,26 @@ class StaticFile:
     etag: str
 
 
-def read_files() -> dict[str, StaticFile]:
-    """Returns the page's files by their path under static/."""
-    folder = importlib.resources.files("photon_jax.server") / "static"
+def read_files(static_dir: str | None = None) -> dict[str, StaticFile]:
+    """Returns a page's files by their path under static/; others than CONTENT_TYPES names are left out.
+
+    Args:
+      static_dir: where they are; None: in the package.
+
+    Raises:
+      ConfigError: there is no page, or a file can't be read.
+    """
+    if static_dir is None:
+        return _read_folder(importlib.resources.files("photon_jax.server") / "static")
+    if not Path(static_dir, "index.html").is_file():
+        raise ConfigError(f"static_dir {static_dir!r} holds no index.html; give the folder of a page, or leave it out")
+    try:
+        return _read_folder(Path(static_dir))
+    except OSError as error:
+        raise ConfigError(f"static_dir {static_dir!r} can't be read: {error}") from error
+
+
+def _read_folder(folder: Traversable) -> dict[str, StaticFile]:
     found = {}
     pending = [(PurePosixPath(), folder)]
     while pending:
@@ -60,8 +80,7 @@ def read_files() -> dict[str, StaticFile]:
 
 def router(state: ServerState) -> APIRouter:
     """Returns the page at `/` and its files under `/static/`; they need no model, so they answer while it loads."""
-    del state
-    files = read_files()
+    files = read_files(state.settings.static_dir)
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")

@@ -21,7 +21,7 @@ class CompletionRequest(SamplingFields):
 
 
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of the tokens of a choice; null where nothing comes before the token.
+    """Log-probabilities of the tokens of a choice; null where nothing comes before the token, an echo's first one.
 
     text_offset counts characters from the start of the choice's text.
     """
@@ -33,7 +33,12 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One of the n continuations of one prompt, in the order of the prompts; in a stream, what a chunk adds to it."""
+    """One of the n continuations of one prompt, in the order of the prompts; in a stream, what a chunk adds to it.
+
+    finish_reason is null in all chunks of a choice but its last. The types of OpenAI's Python client hold neither this
+    null nor that of an echo's first token, though OpenAI's server sends both: the client takes them as None, and with
+    _strict_response_validation=True, which is off by default, refuses them from any server.
+    """
 
     index: int
     text: str

@@ -1,6 +1,7 @@
 """ServerState: what the handlers of one server share: its settings, the engine once there is one, its phase."""
 
 import collections
+import concurrent.futures
 import dataclasses
 import re
 import time
@@ -18,6 +19,7 @@ Phase = Literal["loading", "ready", "draining", "dead"]
 ToolFormatName = Literal["auto", "none", "hermes", "llama3_json"]
 
 DEFAULT_PORT = 5728
+NUM_FORM_THREADS = 2
 # for which requests are not served: bounds of limits.py, and, as "capacity", a full queue, loading or an end to come
 REASONS = ("headers", "api_key", "body_size", "body_time", "body_json", "capacity")
 
@@ -41,6 +43,8 @@ class ServerSettings:
       metrics_prefix: what the names of all metrics begin with.
       tls_cert: file of the certificate chain, to serve https.
       tls_key: file of its key.
+      static_dir: folder of another page than the built-in one: its index.html is the page, and what lies beside that is
+        under /static/.
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +60,7 @@ class ServerSettings:
     metrics_prefix: str = "photon_jax:"
     tls_cert: str | None = None
     tls_key: str | None = None
+    static_dir: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -91,6 +96,7 @@ class ServerState:
       rates: of the last seconds.
       latencies: of the requests that have ended.
       compiles: of programs since the server began to load its model.
+      forms: threads in which the forms of answers are compiled, which may take seconds: they keep nobody else waiting.
     """
 
     model_name: str
@@ -105,6 +111,9 @@ class ServerState:
     rates: Rates = dataclasses.field(default_factory=Rates)
     latencies: Latencies = dataclasses.field(default_factory=Latencies)
     compiles: CompileCounter = dataclasses.field(default_factory=CompileCounter)
+    forms: concurrent.futures.Executor = dataclasses.field(
+        default_factory=lambda: concurrent.futures.ThreadPoolExecutor(NUM_FORM_THREADS, "photon-forms")
+    )
 
     def ready_engine(self) -> "AsyncLLM":
         """Returns the engine that takes new work.

@@ -1,4 +1,4 @@
-"""Fields of a request that the server does not know: those that would change the answer are refused."""
+"""Fields of a request that the server does not heed: those that would change the answer are refused."""
 
 import logging
 import threading
@@ -36,6 +36,11 @@ _REFUSED: Mapping[str, tuple[tuple[Json, ...], str]] = {
     "typical_p": ((1, 1.0), "use min_p"),
     "mirostat": ((0,), "use min_p"),
 }
+# Fields that could change how a request is served, though not what is right to answer -> why they don't.
+_WITHOUT_EFFECT = {
+    "priority": "requests are served in the order of their arrival",
+    "reasoning_effort": "chat_template_kwargs holds what the model's template knows, such as enable_thinking",
+}
 # Fields that are known not to change the answer.
 _SILENT = frozenset(
     {
@@ -48,7 +53,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FieldCheck:
-    """Refuses fields that would change an answer and aren't supported; logs others that are unknown, each once."""
+    """Refuses fields that would change an answer and aren't supported; logs others that are ignored, each once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
@@ -64,16 +69,19 @@ class FieldCheck:
 
     def _check_field(self, name: str, value: Json) -> None:
         if name not in _REFUSED:
-            if name not in _SILENT:
-                self._log(name)
+            if name in _WITHOUT_EFFECT:
+                if value:
+                    self._log(name, f"has no effect: {_WITHOUT_EFFECT[name]}")
+            elif name not in _SILENT:
+                self._log(name, "is unknown and ignored")
             return
         neutral, remedy = _REFUSED[name]
         if value is not None and value not in neutral:
             raise FieldError(name, f"{name} is not supported: {remedy}")
 
-    def _log(self, name: str) -> None:
+    def _log(self, name: str, what: str) -> None:
         with self._lock:
             if name in self._logged or len(self._logged) == _MAX_LOGGED:
                 return
             self._logged.add(name)
-        _logger.warning("the request field %.80r is unknown and ignored, now and later", name)
+        _logger.warning("the request field %.80r %s; this is said once", name, what)

@@ -1,13 +1,17 @@
 """Offline runs on a small model: what they count, and that the steps planned without a device are the real ones."""
 
+import dataclasses
+
 import pytest
 
+from photon_jax.bench.batches import Setting, time_replay, time_text
 from photon_jax.bench.dry_run import dry_run
 from photon_jax.bench.offline import bench_offline, compile_plain
 from photon_jax.bench.shapes import SHAPES, shape_config
 from photon_jax.bench.workloads import WorkloadSpec, make_workload
 from photon_jax.errors import ConfigError
 from photon_jax.models.config import QuantizationConfig
+from photon_jax.request import SamplingParams
 
 SPEC = WorkloadSpec(num_requests=7, lengths="uniform", prompt_len=8, output_len=5)
 
@@ -37,6 +41,28 @@ def test_the_steps_of_a_dry_run_are_those_that_the_engine_takes(llm):
     del runner.dispatch
     assert met == planned * 2  # once to warm up
     assert llm.metrics().since(before).num_dispatches == len(met)
+
+
+def test_the_steps_of_a_batch_are_timed_without_scheduler_too(llm):
+    setting = Setting(batch_size=3, prompt_len=7, output_len=5)
+    runner, met = llm.started.runner, []
+    dispatch = runner.dispatch
+    runner.dispatch = lambda layout, *rest: met.append(layout) or dispatch(layout, *rest)
+    record = time_replay(llm, setting, repeats=2)
+    del runner.dispatch
+    one, whole = (
+        [layout for layout, _ in dry_run(llm.started, make_workload(spec, vocab_size=2, seed=0))]
+        for spec in (dataclasses.replace(setting.spec, output_len=1), setting.spec)
+    )
+    assert met == one * 3 + whole * 3  # once to warm up
+    assert record["replay_output_tokens_per_s"] == pytest.approx(15 / record["replay_s"], rel=0.05)
+    (output,) = llm.generate([[1, 2]], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True), progress=False)
+    assert len(output.outputs[0].token_ids) == 3  # the engine serves on
+
+
+def test_text_cannot_be_timed_without_a_tokenizer(llm):
+    with pytest.raises(ConfigError, match="--text needs a model with a tokenizer"):
+        time_text(llm, Setting(batch_size=1, prompt_len=2, output_len=2), repeats=1, first_seed=0)
 
 
 def test_a_second_wave_finds_the_prefix_that_it_shares_with_the_first(llm):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from photon_jax.bench.online import Timeline, describe_online, run_online, timelines_s, url_sender
+from photon_jax.bench.online import Timeline, describe_online, run_online, timelines_s, tokens_so_far, url_sender
 from photon_jax.bench.workloads import Workload
 from photon_jax.errors import ConfigError, EngineDeadError
 
@@ -77,6 +77,23 @@ def test_a_server_is_asked_for_a_streamed_chat_of_as_many_words_and_each_text_co
     bodies = [body for _, body in asked]
     assert sorted(len(body["messages"][0]["content"].split()) for body in bodies) == [1, 2, 3]
     assert all(body["stream"] and body["model"] == "name" and body["ignore_eos"] for body in bodies)
+    assert all(body["stream_options"]["continuous_usage_stats"] for body in bodies)
+
+
+def test_an_event_brings_as_many_tokens_as_its_usage_tells_else_one_for_its_text():
+    deltas = ({"role": "assistant"}, {"content": "a b"}, {}, {"content": "c"})
+    counted = []
+    for so_far in ([0, 2, 3, 7], [None] * 4):
+        num_tokens, brought = 0, []
+        for delta, count in zip(deltas, so_far, strict=True):
+            usage = None if count is None else {"completion_tokens": count}
+            now = tokens_so_far({"choices": [{"delta": delta}], "usage": usage}, num_tokens)
+            brought.append(now - num_tokens)
+            num_tokens = now
+        # the usage of the whole, without a choice, is no delivery
+        assert tokens_so_far({"choices": [], "usage": {"completion_tokens": 9}}, num_tokens) == num_tokens
+        counted.append(brought)
+    assert counted == [[0, 2, 1, 4], [0, 1, 0, 1]]
 
 
 def test_requests_that_come_at_once_have_no_rate():

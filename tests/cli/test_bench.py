@@ -1,5 +1,7 @@
+import contextlib
 import json
 import math
+import types
 
 import jax
 import pytest
@@ -101,7 +103,7 @@ def test_compiles_while_timed_are_told_apart(monkeypatch):
     assert (record["num_compiles"], record["num_compiles_while_timed"]) == (6, 1)
 
 
-@pytest.mark.parametrize("rates", ["0", "a", "-1", "nan", "1,inf"])
+@pytest.mark.parametrize("rates", ["0", "a", "-1", "nan", "1,inf", "%", "0%", "-5%"])
 def test_rates_are_positive_numbers(llms, rates):
     with pytest.raises(ConfigError, match="--rates must be positive numbers"):
         run_main("--num_requests=3", f"--rates={rates}")
@@ -112,6 +114,39 @@ def test_a_server_is_measured_with_a_mix_alone(llms):
     with pytest.raises(ConfigError, match="--url needs --num_requests"):
         run_main("--url=http://localhost:1/v1", "--rates=1")
     assert not llms
+
+
+def test_shares_are_of_what_is_served_at_once_and_not_of_a_server(llms, monkeypatch, capsys):
+    asked = []
+
+    async def answer_at_once(send, workload, rate):
+        asked.append(rate)
+        return [Timeline(sent_at=0.0, deliveries=[(1.0, 1)])]
+
+    monkeypatch.setattr(bench, "bench_offline", lambda *_args, **_kwargs: {"total_s": 0.075})  # 40 requests a second
+    monkeypatch.setattr(bench, "run_online", answer_at_once)
+    monkeypatch.setattr(bench, "AsyncLLM", lambda llm: contextlib.nullcontext(llm))
+    monkeypatch.setattr(bench, "compile_plain", lambda *_args: None)
+    monkeypatch.setattr(bench, "describe_steps", lambda *_args: {})
+    counted = types.SimpleNamespace(since=lambda before: counted)
+    monkeypatch.setattr(FakeLLM, "metrics", lambda self: counted, raising=False)
+    monkeypatch.setattr(FakeLLM, "memory_report", lambda self: "", raising=False)
+    run_main("--num_requests=3", "--prompt_len=2", "--output_len=2", "--rates=50%,80%,7")
+    assert asked == [20.0, 32.0, 7.0]
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record.get("rate") for record in records] == [None, *asked]  # first all at once
+    with pytest.raises(ConfigError, match="--rates of a server must be requests per second, got '50%'"):
+        run_main("--url=http://localhost:1/v1", "--num_requests=3", "--rates=50%")
+
+
+def test_text_adds_a_stop_string_and_log_probabilities_to_the_same_batch(llms, capsys):
+    run_main("--batch_sizes=2", "--prompt_len=16", "--output_len=5", "--repeats=2", "--text")
+    (record,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert record["text_output_tokens_per_s"] > 0
+    with_text = [(prompts, params) for _, prompts, params in llms[0].calls if params.logprobs is not None]
+    assert len(with_text) == 4  # two warm up
+    assert all(params.stop == (batches.NEVER,) and params.logprobs == 1 for _, params in with_text)
+    assert {(len(prompts), len(prompts[0]), params.max_tokens) for prompts, params in with_text} == {(2, 16, 5)}
 
 
 @pytest.mark.parametrize(("arguments", "rates"), [((), [math.inf]), (("--rates=1,2",), [1.0, 2.0])])

@@ -49,7 +49,7 @@ def test_repeated_flags_are_lists_also_under_their_short_names(monkeypatch):
 def test_every_setting_has_its_flag():
     given = settings(
         *("--host=::1", "--port=80", "--max_body_bytes=9", "--max_queue=7", "--drain_s=1.5", "--keep_alive_s=0"),
-        *("--client_timeout_s=2", "--metrics_prefix=vllm:", "--tls_cert=c", "--tls_key=k"),
+        *("--client_timeout_s=2", "--metrics_prefix=vllm:", "--tls_cert=c", "--tls_key=k", "--static_dir=d"),
     )
     assert given == ServerSettings(
         host="::1",
@@ -62,7 +62,14 @@ def test_every_setting_has_its_flag():
         metrics_prefix="vllm:",
         tls_cert="c",
         tls_key="k",
+        static_dir="d",
     )
+
+
+def test_flags_of_the_system_before_this_one_mean_what_they_meant():
+    before = parse("--https", *("--cert", "c", "--key", "k", "--static-dir", "d", "--checkpoint", "m"))
+    assert command.settings_from_flags(before) == ServerSettings(tls_cert="c", tls_key="k", static_dir="d")
+    assert before.model == "m"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +84,8 @@ def test_every_setting_has_its_flag():
         ("--metrics_prefix=a b", "--metrics_prefix must be letters"),
         ("--api_key=", "--api_keys holds an empty key"),
         ("--tls_cert=c", "--tls_cert and --tls_key belong together"),
+        ("--cert=c", "--tls_cert and --tls_key belong together"),
+        ("--https", "--https goes with --tls_cert and --tls_key"),
     ],
 )
 def test_a_wrong_setting_names_its_flag(flag, words):

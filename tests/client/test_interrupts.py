@@ -21,6 +21,19 @@ def usual_handler():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def alarms():
+    """An alarm raises TimeoutError, as what limits the time of a test or of a notebook's cell has it."""
+
+    def end(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    yield
+    assert signal.getsignal(signal.SIGALRM) is end
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_interrupts_are_raised_once_when_the_outermost_section_is_left():
     reached = []
     with pytest.raises(KeyboardInterrupt), HeldInterrupts():
@@ -55,6 +68,31 @@ def test_the_handler_of_the_caller_is_what_gets_the_interrupt():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.mark.usefixtures("alarms")
+def test_signals_of_several_kinds_are_each_handled_and_none_keeps_another_from_it():
+    with pytest.raises((KeyboardInterrupt, TimeoutError)) as caught, HeldInterrupts():
+        for number in (signal.SIGALRM, signal.SIGINT, signal.SIGALRM):
+            signal.raise_signal(number)
+    assert {caught.type, type(caught.value.__context__)} == {KeyboardInterrupt, TimeoutError}
+
+
+@pytest.mark.usefixtures("alarms")
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, TimeoutError)])
+def test_a_signal_at_any_line_of_a_section_leaves_every_handler_as_it_was(number, error):
+    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    line, is_over = 0, False
+
+    def section():
+        with HeldInterrupts():
+            pass
+
+    while not is_over:
+        line += 1
+        is_over = interrupt_at(line, section, number=number, error=error) is not None
+        assert {each: signal.getsignal(each) for each in signal.valid_signals()} == handlers, line
+    assert line > 10, "each line had its turn"
+
+
 def test_other_threads_leave_the_handler_alone():
     seen = []
 
@@ -68,14 +106,18 @@ def test_other_threads_leave_the_handler_alone():
     assert seen == [signal.default_int_handler]
 
 
-def test_an_interrupt_at_any_line_aborts_the_callers_requests_and_no_others():
+@pytest.mark.usefixtures("alarms")
+@pytest.mark.parametrize(
+    ("number", "error", "stride"), [(signal.SIGINT, KeyboardInterrupt, 1), (signal.SIGALRM, TimeoutError, 13)]
+)
+def test_an_interrupt_at_any_line_aborts_the_callers_requests_and_no_others(number, error, stride):
     line, is_over = 0, False
     while not is_over:
-        line += 1
+        line += stride
         play = Play(steps_ahead=1)
         stream = play.stream(MATE, max_tokens=2)
         submissions = play.submit(MATE, max_tokens=2, n=2)
-        done = interrupt_at(line, lambda: play.client.run(submissions))  # noqa: B023
+        done = interrupt_at(line, lambda: play.client.run(submissions), number=number, error=error)  # noqa: B023
         is_over = done is not None
         if not is_over:
             play.client.abort_all(submissions)  # as LLM does: it may have come before run() had begun

@@ -1,11 +1,17 @@
 """Programs that are compiled while requests run: those go on, and who needs the programs waits for them."""
 
 import asyncio
+import random
 import threading
 
 import pytest
 from helpers.async_play import AsyncPlay, ask, read, run, until
 from helpers.fake_engine import LONG, MATE, expected, result
+
+from photon_jax.cache.layout import CacheLayout
+from photon_jax.config import SchedulerConfig
+from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
+from photon_jax.engine.foresight import Crowd
 
 LAYOUT = "a step with the most likely tokens"
 
@@ -16,7 +22,7 @@ class LatePlay(AsyncPlay):
     def __init__(self):
         super().__init__()
         self.compiled = []
-        self.goes_on = threading.Event()
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
         self.runner.uncompiled_for = self.uncompiled_for
         self.runner.compile = self.compile
 
@@ -26,6 +32,7 @@ class LatePlay(AsyncPlay):
 
     def compile(self, layout):
         assert threading.current_thread().name.startswith("photon-compile")
+        self.has_begun.set()
         assert self.goes_on.wait(60)
         self.compiled.append(layout)
 
@@ -44,7 +51,7 @@ def test_a_stream_goes_on_while_a_program_is_compiled_for_another(play):
             play.runner.hold()
             stream = engine.stream(*ask(LONG, 30))
             late = asyncio.ensure_future(engine.generate(*ask(MATE, 4, logprobs=1, n=2)))
-            await until(lambda: engine.stats().num_waiting >= 2)
+            await until(lambda: engine.stats().num_waiting >= 2 and play.has_begun.is_set())
             play.runner.release()
             assert await read(stream) == expected(LONG, 30)
             assert engine.stats().num_waiting == 2 and not engine.stats().slots
@@ -67,6 +74,23 @@ def test_what_is_not_computed_yet_is_told_of(play):
             await engine.generate(*ask(MATE, 4, n=2))
             assert play.asked == (3, 2 * len(MATE))
             stream.close()
+
+    run(main)
+
+
+def test_samples_that_wait_for_a_place_are_told_of_too(play):
+    async def main():
+        async with play.open() as engine:
+            play.runner.hold()
+            stream = engine.stream(*ask(MATE, 220, n=3))
+            play.runner.allow()
+            while not (await anext(stream)).deltas:
+                pass
+            other = engine.stream(*ask(MATE, 4))
+            assert play.asked == (4, 2 * len(MATE)), "two of three run, the third and the new one do not"
+            play.runner.release()
+            stream.close()
+            other.close()
 
     run(main)
 
@@ -100,7 +124,7 @@ def test_the_end_waits_for_no_program_but_the_one_that_is_compiled(play):
         engine = play.open()
         stream = engine.stream(*ask(LONG, 220))
         waits = [asyncio.ensure_future(engine.generate(*ask(MATE, 4, logprobs=1))) for _ in range(3)]
-        await until(lambda: engine.stats().num_waiting >= 3)
+        await until(lambda: engine.stats().num_waiting >= 3 and play.has_begun.is_set())
         threading.Timer(0.1, play.goes_on.set).start()
         await asyncio.to_thread(engine.close)
         assert [result(output) for output in await asyncio.gather(*waits)] == [((), "abort")] * 3
@@ -123,3 +147,69 @@ def test_what_fails_to_compile_is_left_to_the_step_that_needs_it(play):
             assert await read(stream) == expected(LONG, 220)
 
     run(main)
+
+
+class CrowdPlay(AsyncPlay):
+    """A play with all the programs of a real engine, in a cache so small that sequences are preempted.
+
+    Attributes:
+      compiled: the programs that are there.
+      num_stalls: steps of several requests that had to wait for a program.
+    """
+
+    def __init__(self, make_buckets):
+        limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+        cache = CacheLayout(num_blocks=45, block_size=4)
+        super().__init__(scheduler={**limits, "block_size": 4, "num_blocks": 45, "max_model_len": 200})
+        self.compiled = set()
+        self.num_stalls = 0
+        buckets = make_buckets(SchedulerConfig(**limits), cache, max_model_len=200)
+        launch = self.runner.launch
+
+        def missing(requests, num_prompt_tokens):
+            crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, cache=cache)
+            left = [layout for layout in buckets.layouts() if layout not in self.compiled]
+            return [layout for layout in left if crowd.may_need(layout, buckets)]
+
+        def launch_compiled(plan):
+            layout = buckets.choose(plan)
+            is_alone = len({submission.request_id for submission, _ in self.client._live.values()}) == 1
+            self.num_stalls += layout not in self.compiled and not is_alone
+            self.compiled.add(layout)
+            return launch(plan)
+
+        self.runner.uncompiled_for, self.runner.compile = missing, self.compiled.add
+        self.runner.launch = launch_compiled
+
+
+def tiled(query_tile):
+    """Returns what makes buckets, whose decode steps and mixed ones have layouts in common with query tiles of 1."""
+    return lambda *limits, **lengths: tiled_buckets(*limits, **lengths, tiles=TileChoice((2, 8), query_tile))
+
+
+async def read_or_leave(engine, rng):
+    await asyncio.sleep(rng.random() / 20)
+    kinds = ({"logprobs": 2}, {"prompt_logprobs": 0}, {"prompt_logprobs": 2}, {"presence_penalty": 0.5})
+    fields = rng.choice(kinds) if rng.random() < 0.3 else {}
+    prompt = [rng.randrange(50) for _ in range(rng.choice([3, 3, 10, 60]))]
+    stream = engine.stream(*ask(prompt, rng.choice([3, 20, 60]), n=rng.choice([1, 1, 3]), **fields))
+    async for _ in stream:
+        if rng.random() < 0.002:
+            stream.close()
+
+
+@pytest.mark.parametrize("make_buckets", [padded_buckets, tiled(16), tiled(1)], ids=["padded", "tiled", "alike"])
+def test_no_step_of_several_requests_waits_for_a_program_whatever_comes(make_buckets):
+    num_preemptions = 0
+    for seed in range(8):
+        rng, play = random.Random(seed), CrowdPlay(make_buckets)
+
+        async def main(rng=rng, play=play):
+            async with play.open() as engine:
+                await asyncio.gather(*(read_or_leave(engine, rng) for _ in range(12)))
+
+        run(main)
+        play.check_idle()
+        assert not play.num_stalls, f"seed {seed}"
+        num_preemptions += play.scheduler.counters.num_preemptions
+    assert num_preemptions > 0

@@ -315,11 +315,3 @@ def wrong_state(state, logits, token, position):
 def test_a_control_that_cannot_be_served_is_refused_before_anything_runs(client, fields, match):
     with pytest.raises(RequestError, match=match):
         run(client, greedy(), greedy(**fields))
-
-
-def test_what_a_processor_raises_itself_comes_through(client):
-    def broken(state, logits, token, position):
-        raise LookupError("no such table")
-
-    with pytest.raises(LookupError, match="no such table"):
-        run(client, greedy(logits_processor=broken))

@@ -27,6 +27,11 @@ def breaks_at_position_8(state, logits, token, position):
     return state, jax.pure_callback(check, jax.ShapeDtypeStruct(logits.shape, logits.dtype), position, logits)
 
 
+def doubles(state, logits, token, position):
+    return state, 2.0 * logits
+
+
+DOUBLED = photon_jax.SamplingParams(**FIELDS, logits_processor=doubles)  # of the same best tokens
 BREAKING = photon_jax.SamplingParams(**FIELDS, logits_processor=breaks_at_position_8)
 
 
@@ -45,7 +50,7 @@ def tokens(output):
 
 def test_a_processor_that_raises_while_it_runs_is_named_and_other_requests_go_on(llm):
     (alone,) = llm.generate(PROMPT, PARAMS, progress=False)
-    stream = llm.stream(PROMPT, PARAMS)
+    stream = llm.stream(PROMPT, DOUBLED)  # a processor that can't fail is not blamed for one that did
     with pytest.raises(RequestError, match=r"prompt 1: logits_processor breaks_at_position_8 failed.*of the processor"):
         llm.generate([PROMPT, PROMPT], [PARAMS, BREAKING], progress=False)
     breaking = llm.stream(PROMPT, BREAKING)

@@ -1,5 +1,7 @@
 """The local client over a runner that computes by arithmetic: submitting, taking turns, leaving in every state."""
 
+import threading
+
 import numpy as np
 import pytest
 from helpers.byte_tokenizer import ByteTokenizer
@@ -8,7 +10,7 @@ from helpers.fake_runner import VOCAB_SIZE, expected_logprobs, make_scheduler
 
 from photon_jax.client.local_client import LocalClient
 from photon_jax.client.submission import Prompt
-from photon_jax.errors import CapacityError, RequestError
+from photon_jax.errors import CapacityError, EngineDeadError, RequestError
 from photon_jax.outputs import FinishReason, TokenDelta
 from photon_jax.request import MAX_STOP_IDS, Request, SamplingParams
 from photon_jax.scheduler.plan import StepPlan
@@ -31,6 +33,7 @@ def test_results_belong_to_their_prompts_whatever_order_they_end_in():
         ((), "prompt 1: .*empty prompt"),
         ((1, VOCAB_SIZE), f"prompt 1: prompt_token_ids holds {VOCAB_SIZE}; the model's ids are 0 to {VOCAB_SIZE - 1}"),
         ((1, -1), "prompt 1: prompt_token_ids holds -1"),
+        ((1, 10**5000), "prompt 1: prompt_token_ids holds int of too many digits to show; the model's ids are 0"),
         (tuple(range(100)) * 11, "prompt 1: .*max_model_len"),
     ],
 )
@@ -292,6 +295,26 @@ def test_failure_while_the_device_works_ends_the_callers_requests_and_the_others
     play.client.run(submissions)
     assert result(submissions[0].output()) == expected(LONG, 12)
     assert result(list(stream)[-1]) == expected(MATE, 12)  # computed again from its start, to the same tokens
+    play.check_idle()
+
+
+def test_a_client_that_is_closed_beside_a_running_step_ends_what_runs_and_takes_no_more():
+    play, outputs = Play(steps_ahead=1), []
+    play.runner.hold()
+    runs = threading.Thread(target=lambda: outputs.extend(play.stream(MATE, max_tokens=50)))
+    runs.start()
+    play.runner.wait_for_a_step()
+    closes = threading.Thread(target=play.client.close)
+    closes.start()
+    closes.join(0.05)
+    assert closes.is_alive(), "it waits for the step"
+    play.runner.release()
+    closes.join()
+    runs.join()
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    for door in (lambda: play.submit(MATE), lambda: play.client.update_params(None)):
+        with pytest.raises(EngineDeadError, match="closed; make a new one"):
+            door()
     play.check_idle()
 
 

@@ -55,7 +55,8 @@ def describe_bits():
 
 def test_a_new_process_computes_the_same_bits():
     command = "import json; from e2e.test_settings import describe_bits; print(json.dumps(describe_bits()))"
-    environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    compiles_itself = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    environment = os.environ | compiles_itself | {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     finished = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
     assert json.loads(finished.stdout) == describe_bits(), finished.stderr
 

@@ -18,7 +18,7 @@ from helpers.tiny_checkpoint import (
     write_checkpoint,
 )
 
-from photon_jax import LLM, RequestError, SamplingParams
+from photon_jax import LLM, ConfigError, RequestError, SamplingParams
 from photon_jax.client.prompts import as_list, encode_prompt, params_for_each
 from photon_jax.describe import describe_checkpoint
 from photon_jax.text.pieces import byte_level_alphabet
@@ -337,3 +337,16 @@ def test_params_are_for_all_prompts_or_one_for_each():
         params_for_each([one], 2)
     with pytest.raises(RequestError, match=r"got \{'n': 2\}"):
         params_for_each({"n": 2}, 1)
+
+
+@pytest.mark.parametrize("door", ["generate", "score"])
+@pytest.mark.parametrize(("name", "value"), [("progress", np.ones(2)), ("progress", None), ("on_output", [])])
+def test_what_can_not_be_told_of_progress_is_refused_before_anything_runs(llm, door, name, value):
+    with pytest.raises(RequestError, match=f"{name} must be "):
+        getattr(llm, door)([[1, 2, 3]], **({"progress": False} | {name: value}))
+    assert not llm.started.engine.scheduler.has_unfinished
+
+
+def test_a_progress_that_is_no_function_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="progress must be True, False or a function"):
+        LLM("nowhere", progress=np.ones(2))

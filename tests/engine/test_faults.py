@@ -1,8 +1,10 @@
 """Whose fault it is that a step failed."""
 
+import functools
+
 import pytest
 
-from photon_jax.controls import LogitsProcessor
+from photon_jax.controls import LogitsProcessor, ProcessorFailure
 from photon_jax.engine.faults import find_fault
 from photon_jax.errors import CheckpointError, RequestError
 from photon_jax.request import Request, SamplingParams
@@ -14,24 +16,29 @@ ERROR = RuntimeError("Traceback\n  in a file\nKeyError: 'it'")
 
 def _plan(name, *, samples=True, is_void=False, has_processor=True):
     """Returns a plan of one row, the request's id is the name."""
-
-    def fn(state, logits, token, position):
-        return state, logits
-
-    fn.__name__ = name
-    params = SamplingParams(max_tokens=2, logits_processor=LogitsProcessor(fn) if has_processor else None)
+    processor = _processor(name) if has_processor else None
+    params = SamplingParams(max_tokens=2, logits_processor=processor)
     request = Request(request_id=name, prompt_token_ids=(1, 2), params=params)
     seq = SequenceState(request=request, arrival=0, token_ids=[1, 2], max_num_slots=9, max_num_blocks=9)
     seq.admission = 2 if is_void else 1
     return StepPlan((ScheduledSequence(seq, 0, 2, int(samples), 1),))
 
 
+@functools.cache
+def _processor(name):
+    def fn(state, logits, token, position):
+        return state, logits
+
+    fn.__name__ = name
+    return LogitsProcessor(fn)
+
+
 @pytest.fixture
 def blamed():
     """Returns a function that gives what each blamed request of the plans is told."""
 
-    def messages(*plans):
-        fault = find_fault(ERROR, plans, None)
+    def messages(*plans, error=ERROR, calls_out=lambda processor: True):
+        fault = find_fault(error, plans, None, calls_out)
         return None if fault is None else {name: str(fault.error_for(name)) for name in "abc" if fault.error_for(name)}
 
     return messages
@@ -40,7 +47,24 @@ def blamed():
 def test_processors_of_all_steps_on_their_way_are_blamed_where_they_ran(blamed):
     told = blamed(_plan("a"), _plan("b", has_processor=False), _plan("c", samples=False))
     assert told == {"a": "logits_processor a failed while a step ran: KeyError: 'it'"}
-    assert list(blamed(_plan("a"), _plan("b"))) == ["a", "b"]
+
+
+def test_processors_that_call_a_function_are_blamed_and_say_which_others_it_may_have_been(blamed):
+    plans = _plan("a"), _plan("b"), _plan("c")
+    failed = "failed while a step ran: KeyError: 'it'"
+    assert blamed(*plans, calls_out=lambda processor: processor.name != "b") == {
+        "a": f"logits_processor a, or another one of its step (c), {failed}",
+        "c": f"logits_processor c, or another one of its step (a), {failed}",
+    }
+    assert blamed(*plans, calls_out=lambda processor: processor.name == "b") == {"b": f"logits_processor b {failed}"}
+    assert list(blamed(*plans, calls_out=lambda processor: False)) == ["a", "b", "c"]
+
+
+def test_a_processor_that_raises_while_it_is_traced_is_alone_to_blame(blamed):
+    failure = ProcessorFailure(_processor("b").fn)
+    failure.__cause__ = KeyError("it")
+    told = {"b": "logits_processor b failed while a step was compiled: KeyError('it')"}
+    assert blamed(_plan("a"), _plan("b"), error=failure) == told
 
 
 def test_a_processor_of_a_request_that_has_ended_is_to_blame_and_nobody_is_told(blamed):
@@ -52,6 +76,6 @@ def test_a_step_without_processors_fails_through_the_device(blamed):
 
 
 def test_each_request_is_told_by_an_error_of_its_own():
-    fault = find_fault(ERROR, [_plan("a")], "lm_head")
+    fault = find_fault(ERROR, [_plan("a")], "lm_head", lambda processor: True)
     assert isinstance(fault.error_for("a"), CheckpointError) and fault.error_for("b") is not fault.error_for("b")
     assert not isinstance(fault.error_for("a"), RequestError)

@@ -34,9 +34,9 @@ def draw_request(rng, index):
     return make_request(str(index), prompt, max_tokens=rng.randrange(1, 20), **fields)
 
 
-def crowd_of(requests, num_prompt_tokens=None):
+def crowd_of(requests, num_prompt_tokens=None, num_blocks=LIMITS["num_blocks"]):
     count = sum(len(each.prompt_token_ids) for each in requests) if num_prompt_tokens is None else num_prompt_tokens
-    return Crowd.of(requests, num_prompt_tokens=count, block_size=4)
+    return Crowd.of(requests, num_prompt_tokens=count, cache=CacheLayout(num_blocks=num_blocks, block_size=4))
 
 
 @pytest.mark.parametrize("seed", range(20))

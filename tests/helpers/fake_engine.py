@@ -69,6 +69,9 @@ class Launched:
     def deleted_leaf(self):
         return self.deleted
 
+    def calls_out(self, processor):
+        return True
+
     def missing(self, requests, num_prompt_tokens):
         return self.uncompiled_for(requests, num_prompt_tokens)
 

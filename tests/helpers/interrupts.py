@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen line of the library's own code, as Python delivers it: through the handler of SIGINT."""
+"""A signal at a chosen line of the library's own code, as Python delivers it: through its handler, which raises."""
 
 import signal
 import sys
@@ -9,12 +9,16 @@ import photon_jax
 ROOT = str(Path(photon_jax.__file__).parent)
 
 
-def interrupt_at(line, call):
-    """Calls `call` with a Ctrl-C before the n-th line of the library that this thread runs in it; -1 for none.
+def interrupt_at(line, call, *, number=signal.SIGINT, error=KeyboardInterrupt):
+    """Calls `call` with a signal before the n-th line of the library that this thread runs in it; -1 for none.
 
     Lines that run for a `__del__` don't count: Python drops what is raised there.
 
-    Returns what it gives, and how many lines there were, or None where KeyboardInterrupt came out of it.
+    Args:
+      number: of the signal; Ctrl-C is that of SIGINT.
+      error: what its handler raises.
+
+    Returns what it gives, and how many lines there were, or None where the error came out of it.
     """
     num_lines = 0
 
@@ -23,7 +27,7 @@ def interrupt_at(line, call):
         if event == "line":
             num_lines += 1
             if num_lines == line:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
         return trace
 
     def trace_call(frame, event, arg):
@@ -34,7 +38,7 @@ def interrupt_at(line, call):
     sys.settrace(trace_call)
     try:
         return call(), num_lines
-    except KeyboardInterrupt:
+    except error:
         return None
     finally:
         sys.settrace(before)

@@ -2,12 +2,14 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.controls_reference import as_row, controlled_logits, draw_controlled, make_controls, make_sequence
 from helpers.sampling_reference import chi_square, chi_square_bound, draw, log_softmax, logits_of, sampling_distribution
 
+from photon_jax.controls import ProcessorFailure
 from photon_jax.request import MIN_REPETITION_PENALTY
 
 VOCAB, WIDTH, NUM_DRAWS, NUM_SEEDS = 50, 16, 2048, 20
@@ -254,3 +256,17 @@ def test_a_processor_may_force_a_token_with_an_infinite_logit():
     token_ids, logprobs = draw_processed(0.0, 2, repetition_penalty=0.1, logit_bias={11: 100.0})
     np.testing.assert_array_equal(token_ids, 11)
     np.testing.assert_array_equal(logprobs[:, 2], 0.0)
+
+
+def call_one_row(state, logits, token, position):
+    return state, jax.pure_callback(lambda row: row, jax.ShapeDtypeStruct(logits.shape, logits.dtype), logits)
+
+
+def test_a_processor_that_can_not_be_traced_for_many_rows_at_once_is_named():
+    hidden, head = model()
+    controls = make_controls(
+        make_sequence(PROMPT, OUTPUT), vocab_size=VOCAB, processors=(force, call_one_row), states=((), ())
+    )
+    with pytest.raises(ProcessorFailure) as caught:
+        draw_controlled(hidden, head, controls, processor_ids=2, tile=None)
+    assert caught.value.fn is call_one_row and isinstance(caught.value.__cause__, NotImplementedError)

@@ -87,6 +87,8 @@ def test_a_body_of_another_type_is_refused_with_the_type_to_send(served):
         ({"stop": ["x"] * 65}, "stop", "64"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "'a'"),
         ({"logit_bias": {"999": 1}}, "logit_bias", "999"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "got '999"),
+        ({"logit_bias": {"\uff11": 1}}, "logit_bias", "got '\uff11'"),
         ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "301"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
@@ -208,13 +210,18 @@ def test_a_field_that_would_change_the_answer_is_refused_unless_it_is_neutral(se
     assert chat(served, modalities=["text"], audio=None, store=False, metadata={}).status_code == 200
 
 
-def test_an_unknown_field_is_ignored_and_logged_once(served, caplog):
+def test_a_field_that_is_ignored_is_logged_once_with_the_reason(served, caplog):
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert chat(served, surprise=1).status_code == 200
-    assert [record.getMessage() for record in caplog.records].count(
-        "the request field 'surprise' is unknown and ignored, now and later"
-    ) == 1
+        for value in (0, 1, 1):
+            assert chat(served, surprise=1, priority=value, reasoning_effort="low").status_code == 200
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "the request field 'surprise' is unknown and ignored; this is said once",
+        "the request field 'reasoning_effort' has no effect: chat_template_kwargs holds what the model's template "
+        "knows, such as enable_thinking; this is said once",
+        "the request field 'priority' has no effect: requests are served in the order of their arrival; "
+        "this is said once",
+    ]
 
 
 def test_a_long_conversation_is_told_with_both_numbers(served, client):

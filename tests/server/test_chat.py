@@ -43,7 +43,7 @@ def events_of(served, body, path="/v1/chat/completions"):
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
     assert answer.headers["cache-control"] == "no-cache"
     assert answer.text.endswith("\n\n")
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 

@@ -28,8 +28,7 @@ def ids_of(served, text):
 def check_strictly(answer, *, is_streamed):
     """Fails unless an answer is one of OpenAI's types to the letter.
 
-    Two nulls are no part of them, though OpenAI's own server sends them: a choice of a stream that goes on has no
-    finish_reason, and the first token of an echoed prompt no log-probability. There are no others.
+    Two nulls are no part of them, though OpenAI's own server sends them: see `CompletionChoice`. There are no others.
     """
     filled = copy.deepcopy(answer)
     for choice in filled["choices"]:
@@ -46,7 +45,7 @@ def chunks_of(served, body):
     """Returns the chunks of a stream as they are on the wire, each of which is checked."""
     answer = served.post("/v1/completions", {"stream": True, **body})
     assert answer.status_code == 200, answer.text
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     chunks = [json.loads(line) for line in lines[:-1]]
     for chunk in chunks:
@@ -127,6 +126,17 @@ def logprobs_of(served, body):
     assert answer.status_code == 200, answer.text
     check_strictly(answer.json(), is_streamed=False)
     return answer.json()["choices"][0]["logprobs"]
+
+
+def test_the_two_nulls_reach_openais_client_as_none_when_it_checks_as_it_does_by_default(served):
+    with served.client(_strict_response_validation=False) as client:
+        chunks = list(client.completions.create(model=MODEL, prompt="Once", stream=True, max_tokens=3))
+        assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+        echo = client.completions.create(model=MODEL, prompt="Once", echo=True, logprobs=1, max_tokens=1)
+        first, *others = zip(
+            echo.choices[0].logprobs.token_logprobs, echo.choices[0].logprobs.top_logprobs, strict=True
+        )
+        assert first == (None, None) and not any(None in each for each in others)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

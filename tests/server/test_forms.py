@@ -1,13 +1,17 @@
 """Forms of answers by OpenAI's client: response_format, structured_outputs and .parse(); what can't be is refused."""
 
+import concurrent.futures
 import json
 import re
+import threading
 from typing import Literal
 
 import openai
 import pydantic
 import pytest
-from helpers.web_server import MODEL
+from helpers.web_server import MODEL, TIMEOUT_S, wait_until
+
+from photon_jax.server.state import NUM_FORM_THREADS
 
 MESSAGES = [{"role": "user", "content": "Go"}]
 
@@ -119,3 +123,36 @@ def test_a_schema_that_nests_too_deeply_is_refused(client):
         schema = {"type": "object", "properties": {"a": schema}}
     with pytest.raises(openai.BadRequestError, match="deep"):
         structured(client, json=schema)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_form_that_grows_beyond_what_can_be_followed_is_the_requests_own_fault(client, is_streamed):
+    rules = [f'r{index}: "b" "c{index}"' for index in range(2100)]  # after an "a" more may come than llguidance follows
+    grammar = "\n".join(['start: "a" r', "r: " + " | ".join(f"r{index}" for index in range(2100)), *rules])
+    fields = {"max_tokens": 9, "stream": is_streamed, "extra_body": {"structured_outputs": {"grammar": grammar}}}
+    with pytest.raises(openai.APIError, match="give a simpler one") as caught:
+        for chunk in client.chat.completions.create(model=MODEL, messages=MESSAGES, **fields):
+            assert chunk.choices[0].delta.content in ("", "a", None)
+    assert caught.value.type == "invalid_request_error"
+    assert is_streamed or caught.value.status_code == 400, "a client would send a 503 again, to no avail"
+
+
+def test_forms_that_take_long_to_compile_keep_no_other_request_waiting(served, client, monkeypatch):
+    from photon_jax.server import chat
+
+    goes_on, compiles = threading.Event(), chat.compile_form
+
+    def compile_slowly(engine, asked):
+        if asked.params.structured_outputs is not None:
+            assert goes_on.wait(TIMEOUT_S)
+        compiles(engine, asked)
+
+    monkeypatch.setattr(chat, "compile_form", compile_slowly)
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        try:
+            slow = [pool.submit(structured, client, choice=["yes", f"no{index}"]) for index in range(40)]
+            wait_until(lambda: served.state.forms._work_queue.qsize() == 40 - NUM_FORM_THREADS)
+            assert ask(client, max_tokens=3).finish_reason == "length"
+        finally:
+            goes_on.set()
+        assert all(each.result().finish_reason == "stop" for each in slow)

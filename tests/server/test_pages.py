@@ -5,10 +5,11 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
+from photon_jax.errors import ConfigError
 from photon_jax.server.app import create_app
 from photon_jax.server.limits import protect
 from photon_jax.server.pages import read_files
-from photon_jax.server.state import ServerState
+from photon_jax.server.state import ServerSettings, ServerState
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,28 @@ def test_what_is_not_a_file_of_the_page_is_not_found(client, path):
     answer = client.get(f"/static/{path}")
     assert answer.status_code == 404
     assert answer.json()["error"]["message"]
+
+
+def test_another_folder_takes_the_place_of_the_page(tmp_path):
+    (tmp_path / "img").mkdir()
+    for name, content in (
+        ("index.html", b"<p>mine"),
+        ("img/a.png", b"\x89PNG"),
+        (".env", b"secret"),
+        ("a.py", b"secret"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    state = ServerState(model_name="org/tiny", settings=ServerSettings(static_dir=str(tmp_path)))
+    client = TestClient(create_app(state))
+    assert client.get("/").text == "<p>mine"
+    image = client.get("/static/img/a.png")
+    assert (image.content, image.headers["content-type"]) == (b"\x89PNG", "image/png")
+    assert [client.get(f"/static/{name}").status_code for name in (".env", "a.py", "app.js")] == [404] * 3
+
+
+def test_a_folder_without_a_page_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=f"static_dir '{tmp_path}' holds no index"):
+        read_files(str(tmp_path))
 
 
 def test_files_name_no_other_origin_and_hold_nothing_inline():
