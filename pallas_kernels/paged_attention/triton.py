@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common.errors import KernelUnsupportedError
+from pallas_kernels.common.paged import load_dequantized
 from pallas_kernels.paged_attention.tiles import TileConfig
 
 _LOG2_E = math.log2(math.e)
@@ -54,23 +55,17 @@ def _attend_kernel(
     # Rows past the group are zeros, and never stored.
     q = plt.load(q_ref.at[row, heads[:, None], dims[None, :]], mask=in_group[:, None], other=0.0)
 
-    def load_tile(ref, scale_ref, position):
-        at = (tables_ref, layer, row, head, position, tiles.tile_tokens)
-        if scale_ref is None:
-            return _load_tile(ref, *at)
-        factors = _load_tile(scale_ref, *at).astype(jnp.float32)
-        return (_load_tile(ref, *at).astype(jnp.float32) * factors[:, None]).astype(q.dtype)
-
     def accumulate(index, carry):
         m, total, acc = carry
         position = start + index * tiles.tile_tokens
-        keys = load_tile(k_ref, k_scale_ref, position)
+        at = (tables_ref, layer, row, head, position, tiles.tile_tokens)
+        keys = load_dequantized(k_ref, k_scale_ref, q.dtype, *at)
         scores = jnp.dot(q, keys.T, precision=precision, preferred_element_type=jnp.float32)
         is_visible = position + lax.iota(jnp.int32, tiles.tile_tokens) < context_len
         scores = jnp.where(is_visible[None, :], scores * (scale * _LOG2_E), -jnp.inf)
         m_new = jnp.maximum(m, scores.max(axis=1))
         p, alpha = jnp.exp2(scores - m_new[:, None]), jnp.exp2(m - m_new)
-        values = load_tile(v_ref, v_scale_ref, position)
+        values = load_dequantized(v_ref, v_scale_ref, q.dtype, *at)
         mixed = jnp.dot(p.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
         return m_new, alpha * total + p.sum(axis=1), alpha[:, None] * acc + mixed
 
@@ -81,19 +76,6 @@ def _attend_kernel(
         carry = (m, jnp.zeros_like(m), jnp.zeros((group_rows, head_dim), jnp.float32))
         carry = lax.fori_loop(0, num_tiles, accumulate, carry)
         _store_parts(out_refs, carry, row, (in_group, heads), split)
-
-
-def _load_tile(ref, tables_ref, layer, row, head, position, tile_tokens):  # [tile_tokens d], of scales [tile_tokens]
-    block_size = ref.shape[3]
-    if block_size % tile_tokens == 0:
-        block = tables_ref[row, position // block_size]
-        return ref[layer, block, head, pl.ds(position % block_size, tile_tokens)]
-    tokens = position + lax.iota(jnp.int32, tile_tokens)
-    blocks = plt.load(tables_ref.at[row, jnp.minimum(tokens // block_size, tables_ref.shape[1] - 1)])
-    if ref.ndim == 4:
-        return plt.load(ref.at[layer, blocks, head, tokens % block_size])
-    dims = lax.iota(jnp.int32, ref.shape[4])
-    return plt.load(ref.at[layer, blocks[:, None], head, (tokens % block_size)[:, None], dims[None, :]])
 
 
 def _store_parts(refs, carry, row, heads, split):
