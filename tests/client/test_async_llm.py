@@ -131,7 +131,7 @@ def test_scores_are_those_of_the_arithmetic():
         ({"token_ids": (5, 6, 7), "score_start": 1.5}, "score_start must be from 1 to the prompt's 3 tokens, got 1.5"),
         ({"token_ids": (5, 6, 7), "score_start": 4}, "score_start must be from 1 to the prompt's 3 tokens, got 4"),
         ({"token_ids": (5, 1.5)}, "prompt_token_ids holds 1.5"),
-        ({"token_ids": ("a",)}, "prompt_token_ids holds a"),
+        ({"token_ids": ("a",)}, "prompt_token_ids holds 'a'"),
     ],
 )
 def test_a_prompt_that_makes_no_sense_is_refused_and_the_engine_serves_on(fields, message):
