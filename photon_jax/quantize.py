@@ -108,6 +108,8 @@ def _round_whole(
     progress: bool,
 ) -> tuple[Params, QuantizationReport]:
     """Returns the parameters, rounded on the device from float32 ones, and what the texts say about them."""
+    if eval_window < 2:
+        raise ConfigError(f"eval_window must be at least 2, to predict a token of it, got {eval_window}")
     with loading_bar(progress) as on_tensor:
         loaded = load_checkpoint(opened.path, dtype="float32", on_tensor=on_tensor)
     eval_windows = [] if eval_text is None else _windows(loaded, eval_text, eval_window, "eval_text")

@@ -181,6 +181,10 @@ def test_bad_input_is_refused_and_leaves_nothing(model, tmp_path):
         quantize(model, out, PLAIN, calibration_text="short", progress=False)
     with pytest.raises(ConfigError, match=r"eval_text has .* tokens; it needs at least 1024"):
         quantize(model, out, PLAIN, eval_text="short", progress=False)
+    with pytest.raises(ConfigError, match=r"eval_window must be at least 2, .*, got 1"):
+        quantize(model, tmp_path / "out", PLAIN, eval_text=TEXT, eval_window=1, progress=False)
+    with pytest.raises(ConfigError, match="group_size must be at least 1, got 0"):
+        QuantizationConfig(group_size=0)
     assert list(tmp_path.iterdir()) == []
     quantize(model, out, PLAIN, progress=False)
     with pytest.raises(CheckpointError, match="overwrite"):

@@ -61,6 +61,10 @@ class QuantizationConfig:
     group_size: int
     has_embedding: bool = False
 
+    def __post_init__(self) -> None:
+        if self.group_size < 1:
+            raise ConfigError(f"group_size must be at least 1, got {self.group_size}; use 32, 64 or 128")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
