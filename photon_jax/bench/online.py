@@ -47,21 +47,27 @@ def engine_sender(engine: AsyncLLM) -> Send:
     return send
 
 
-async def run_online(send: Send, workload: Workload, rate: float, *, seed: int = 0) -> list[Timeline]:
+async def run_online(
+    send: Send, workload: Workload, rate: float, *, max_concurrency: int | None = None, seed: int = 0
+) -> list[Timeline]:
     """Sends each request at its time and waits for all; gaps between requests are exponential with mean 1 / rate.
 
     Args:
       rate: infinite for all at once.
+      max_concurrency: most requests that are on their way at a time, None for no bound; a request that waits for others
+        to end counts as sent when they have.
     """
     gaps = np.random.default_rng(seed).exponential(1.0 / rate, len(workload.prompts))
+    places = asyncio.Semaphore(len(gaps) if max_concurrency is None else max_concurrency)
     begin = time.perf_counter()
 
     async def serve(arrival_s: float, prompt: tuple[int, ...], output_len: int) -> Timeline:
         await asyncio.sleep(max(0.0, begin + arrival_s - time.perf_counter()))
-        timeline = Timeline(sent_at=time.perf_counter())
-        async for num_tokens in send(prompt, output_len):
-            if num_tokens:
-                timeline.deliveries.append((time.perf_counter(), num_tokens))
+        async with places:
+            timeline = Timeline(sent_at=time.perf_counter())
+            async for num_tokens in send(prompt, output_len):
+                if num_tokens:
+                    timeline.deliveries.append((time.perf_counter(), num_tokens))
         return timeline
 
     requests = zip(np.cumsum(gaps).tolist(), workload.prompts, workload.output_lens, strict=True)

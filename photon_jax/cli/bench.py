@@ -80,6 +80,13 @@ def define_flags(flag_values: flags.FlagValues) -> None:
         "Measure the OpenAI-compatible server at this address, such as http://localhost:8000/v1, by the name --model.",
         flag_values=flag_values,
     )
+    flags.DEFINE_integer(
+        "max_concurrency",
+        None,
+        "Most requests of --rates or --url on their way at a time; unset: no bound.",
+        lower_bound=1,
+        flag_values=flag_values,
+    )
     flags.DEFINE_string("plot", None, "Picture to draw of what was measured, .png or .svg.", flag_values=flag_values)
     _define_mix_flags(flag_values)
     define_common_flags(flag_values)
@@ -171,14 +178,14 @@ def bench_mix(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
         for index, rate in enumerate(rates):
             workload = make_workload(spec, vocab_size=llm.config.vocab_size, seed=101 + index)
             before = llm.metrics()
-            timelines = asyncio.run(_serve(llm, workload, rate.requests_per_s(at_once)))
+            timelines = asyncio.run(_serve(llm, workload, rate.requests_per_s(at_once), flag_values.max_concurrency))
             online = describe_online(timelines, rate.requests_per_s(at_once))
             yield described | online | describe_steps(llm.metrics().since(before), timelines_s(timelines))
 
 
-async def _serve(llm: "photon_jax.LLM", workload: Workload, rate: float) -> list[Timeline]:
+async def _serve(llm: "photon_jax.LLM", workload: Workload, rate: float, most: int | None) -> list[Timeline]:
     async with AsyncLLM(llm) as engine:
-        return await run_online(engine_sender(engine), workload, rate)
+        return await run_online(engine_sender(engine), workload, rate, max_concurrency=most)
 
 
 def bench_server(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
@@ -194,12 +201,13 @@ def bench_server(flag_values: flags.FlagValues) -> Iterator[dict[str, object]]:
         workload = make_workload(spec, vocab_size=1 << 16, seed=0)
         timelines = asyncio.run(_ask(flag_values, workload, rate.value))
         described = {"url": flag_values.url, "model": flag_values.model} | dataclasses.asdict(spec)
+        described["max_concurrency"] = flag_values.max_concurrency
         yield described | describe_online(timelines, rate.value)
 
 
 async def _ask(flag_values: flags.FlagValues, workload: Workload, rate: float) -> list[Timeline]:
     async with url_sender(flag_values.url, flag_values.model) as send:
-        return await run_online(send, workload, rate)
+        return await run_online(send, workload, rate, max_concurrency=flag_values.max_concurrency)
 
 
 class Rate(NamedTuple):

@@ -147,7 +147,8 @@ class ModelRunner:
         if watch.has_traced and not is_new:
             self._note_trace(layout, arguments)
         self.launched.layouts.add(layout)
-        outputs.copy_to_host_async()
+        with jax.transfer_guard_device_to_host("allow"):  # the one copy of a step; a caller may forbid all others
+            outputs.copy_to_host_async()
         self.state = dataclasses.replace(state, controls=state.controls or self.state.controls)
         return outputs, states
 

@@ -49,6 +49,25 @@ def test_each_request_is_sent_once_and_its_deliveries_are_timed_in_order():
         assert times == sorted(times)
 
 
+def test_no_more_requests_are_on_their_way_than_allowed_and_each_counts_from_when_it_was_sent():
+    running, most = 0, []
+
+    async def send(prompt, output_len):
+        nonlocal running
+        running += 1
+        most.append(running)
+        for _ in range(output_len):
+            await asyncio.sleep(0.001)
+            yield 1
+        running -= 1
+
+    timelines = asyncio.run(run_online(send, WORKLOAD, rate=math.inf, max_concurrency=1))
+    assert most == [1, 1, 1]
+    sent = sorted(each.sent_at for each in timelines)
+    ended = sorted(each.deliveries[-1][0] for each in timelines)
+    assert all(end <= later for end, later in zip(ended, sent[1:], strict=False))
+
+
 async def answer(reader, writer, status, asked):
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))

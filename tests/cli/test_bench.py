@@ -119,7 +119,8 @@ def test_a_server_is_measured_with_a_mix_alone(llms):
 def test_shares_are_of_what_is_served_at_once_and_not_of_a_server(llms, monkeypatch, capsys):
     asked = []
 
-    async def answer_at_once(send, workload, rate):
+    async def answer_at_once(send, workload, rate, *, max_concurrency):
+        assert max_concurrency == 2
         asked.append(rate)
         return [Timeline(sent_at=0.0, deliveries=[(1.0, 1)])]
 
@@ -131,7 +132,7 @@ def test_shares_are_of_what_is_served_at_once_and_not_of_a_server(llms, monkeypa
     counted = types.SimpleNamespace(since=lambda before: counted)
     monkeypatch.setattr(FakeLLM, "metrics", lambda self: counted, raising=False)
     monkeypatch.setattr(FakeLLM, "memory_report", lambda self: "", raising=False)
-    run_main("--num_requests=3", "--prompt_len=2", "--output_len=2", "--rates=50%,80%,7")
+    run_main("--num_requests=3", "--prompt_len=2", "--output_len=2", "--rates=50%,80%,7", "--max_concurrency=2")
     assert asked == [20.0, 32.0, 7.0]
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record.get("rate") for record in records] == [None, *asked]  # first all at once
@@ -153,12 +154,13 @@ def test_text_adds_a_stop_string_and_log_probabilities_to_the_same_batch(llms, c
 def test_without_rates_all_requests_come_at_once_to_a_server(llms, monkeypatch, capsys, arguments, rates):
     asked = []
 
-    async def answer_at_once(send, workload, rate):
+    async def answer_at_once(send, workload, rate, *, max_concurrency):
+        assert max_concurrency == 64
         asked.append((rate, len(workload.prompts)))
         return [Timeline(sent_at=0.0, deliveries=[(1.0, 1)])]
 
     monkeypatch.setattr(bench, "run_online", answer_at_once)
-    run_main("--url=http://localhost:1/v1", "--num_requests=3", *arguments)
+    run_main("--url=http://localhost:1/v1", "--num_requests=3", "--max_concurrency=64", *arguments)
     assert asked == [(rate, 3) for rate in rates]
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["rate"] for record in records] == [None if math.isinf(rate) else rate for rate in rates]
