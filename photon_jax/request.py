@@ -195,7 +195,7 @@ class SamplingParams:
         filled = {
             name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(self, name) is None
         }
-        return dataclasses.replace(self, **filled)  # type: ignore[arg-type]
+        return dataclasses.replace(self, **filled) if filled else self  # type: ignore[arg-type]
 
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:

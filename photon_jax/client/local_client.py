@@ -104,10 +104,12 @@ class LocalClient:
         submissions: list[Submission] = [] if into is None else into
         try:
             owners = range(len(prompts)) if owners is None else owners
-            num_owners = len(set(owners))
+            num_owners, resolved = len(set(owners)), dict[int, SamplingParams]()
             for owner, prompt, each in zip(owners, prompts, params, strict=True):
                 with naming_prompt(owner, num_owners):
-                    submission = self.prepare(prompt, each, score=score)
+                    if id(each) not in resolved and isinstance(each, SamplingParams):  # many prompts share one object
+                        resolved[id(each)] = each.resolve(self._sampling_defaults)
+                    submission = self.prepare(prompt, resolved.get(id(each), each), score=score)
                     with HeldInterrupts():
                         self.enqueue(submission)
                         submissions.append(submission)
