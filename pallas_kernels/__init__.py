@@ -1,18 +1,35 @@
 """Pallas kernels of photon_jax. They import JAX alone and work without the engine."""
 
 from pallas_kernels.common.errors import KernelUnsupportedError
-from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference, int8_matmul, int8_matmul_reference
+from pallas_kernels.common.parts import add_parts
+from pallas_kernels.greedy_sample import greedy_sample, greedy_sample_reference
+from pallas_kernels.int8_dequantize import int8_dequantize, int8_dequantize_reference
+from pallas_kernels.int8_matmul import (
+    fused_matmul,
+    fused_matmul_reference,
+    int8_matmul,
+    int8_matmul_reference,
+    matmul_parts,
+)
 from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
 from pallas_kernels.prefill_attention import prefill_attention, prefill_attention_reference
-from pallas_kernels.rms_norm import rms_norm, rms_norm_reference
+from pallas_kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from pallas_kernels.rope_append import rope_append, rope_append_reference
 
 __all__ = [
     "KernelUnsupportedError",
+    "add_parts",
+    "add_rms_norm",
+    "add_rms_norm_reference",
     "fused_matmul",
     "fused_matmul_reference",
+    "greedy_sample",
+    "greedy_sample_reference",
+    "int8_dequantize",
+    "int8_dequantize_reference",
     "int8_matmul",
     "int8_matmul_reference",
+    "matmul_parts",
     "paged_attention",
     "paged_attention_reference",
     "prefill_attention",

@@ -93,6 +93,8 @@ def _as_schema_text(schema: object) -> str:
             raise RequestError(f"json must be a JSON schema, an object; got {schema!r:.100}")
         _check_depth(parsed)
         return json_text.dumps(parsed, allow_nan=False)
+    except RequestError:  # which is a ValueError too
+        raise
     except RecursionError as error:
         raise RequestError(f"json is nested too deeply, {MAX_SCHEMA_DEPTH} levels at most; flatten it") from error
     except (ValueError, TypeError) as error:

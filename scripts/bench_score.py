@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -34,15 +35,33 @@ def main() -> None:
     parser.add_argument("--max_num_batched_tokens", type=int, default=8192)
     parser.add_argument("--block_size", type=int, default=64)
     flags = parser.parse_args()
+    for name in ("num_questions", "repeats", "flops_per_s"):
+        value = getattr(flags, name)
+        if value is not None and value <= 0:
+            parser.error(f"--{name} must be more than 0, got {value}")
+    try:
+        rows = read_questions(flags.questions)
+    except (OSError, ValueError) as error:
+        parser.error(f"--questions: {error}")
     settings = {name: getattr(flags, name) for name in ("dtype", "linear", "block_size")}
     settings |= {name: getattr(flags, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
     with photon_jax.LLM(flags.model, max_model_len=1024, progress=False, **settings) as llm:
-        print(json.dumps(time_scores(llm, flags) | settings | describe_machine()), flush=True)
+        print(json.dumps(time_scores(llm, rows, flags) | settings | describe_machine()), flush=True)
 
 
-def time_scores(llm: photon_jax.LLM, flags: argparse.Namespace) -> dict[str, object]:
+def read_questions(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of the file; raises ValueError where one is no question."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not row.get("question") or not row.get("choices"):
+            raise ValueError(f"line {number} of {path} must have a question and choices")
+    if not rows:
+        raise ValueError(f"{path} is empty")
+    return rows
+
+
+def time_scores(llm: photon_jax.LLM, rows: list[dict[str, Any]], flags: argparse.Namespace) -> dict[str, object]:
     """Returns the rates; each run asks other questions, by their numbers."""
-    rows = [json.loads(line) for line in flags.questions.read_text(encoding="utf-8").splitlines()]
     runs = []
     for repeat in range(flags.repeats + 1):
         numbers = range(repeat * flags.num_questions, (repeat + 1) * flags.num_questions)

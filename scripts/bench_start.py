@@ -23,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--linear", default="auto")
     parser.add_argument("--warmups", default="lazy,full")
     parser.add_argument("--warm", type=int, default=2, help="processes that find the cache of the first one")
     parser.add_argument("--max_num_seqs", type=int, default=64)
@@ -35,7 +36,12 @@ def main() -> None:
     if flags.started_at is not None:
         print(json.dumps(start_here(flags)), flush=True)
         return
-    for warmup in flags.warmups.split(","):
+    warmups = flags.warmups.split(",")
+    if not set(warmups) <= {"lazy", "full"}:
+        parser.error(f"--warmups must be lazy, full or both with a comma between, got {flags.warmups!r}")
+    if flags.warm < 0:
+        parser.error(f"--warm must be 0 or more, got {flags.warm}")
+    for warmup in warmups:
         with tempfile.TemporaryDirectory() as folder:
             cache_dir = os.path.join(flags.cache_dir or folder, warmup)
             for state in ["cold", *["warm"] * flags.warm]:
@@ -45,7 +51,8 @@ def main() -> None:
 def start_process(arguments: list[str], warmup: str, cache_dir: str, state: str) -> None:
     """Runs this script once more, as the process that is timed."""
     own = [f"--warmups={warmup}", f"--cache_dir={cache_dir}", f"--state={state}", f"--started_at={time.time()}"]
-    subprocess.run([sys.executable, __file__, *arguments, *own], check=True)
+    if status := subprocess.run([sys.executable, __file__, *arguments, *own], check=False).returncode:
+        sys.exit(status)  # it has said why
 
 
 def start_here(flags: argparse.Namespace) -> dict[str, object]:
@@ -63,6 +70,7 @@ def start_here(flags: argparse.Namespace) -> dict[str, object]:
         flags.model,
         progress=False,
         dtype=flags.dtype,
+        linear=flags.linear,
         warmup=flags.warmups,
         compile_cache_dir=flags.cache_dir,
         max_num_seqs=flags.max_num_seqs,

@@ -14,6 +14,7 @@ which hides the time to compile. --read prints the table of results again. A plo
 """
 
 import argparse
+import importlib.util
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +234,10 @@ def main():
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--plot", type=Path)
     flags = parser.parse_args()
+    if flags.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib; install it with: pip install matplotlib")
+    if flags.text and not flags.text.is_file():
+        parser.error(f"--text={flags.text} is no file; give one of plain text, UTF-8")
     results = json.loads(flags.read.read_text(encoding="utf-8")) if flags.read else measure_all(flags)
     print_table(results)
     if flags.json:

@@ -4,6 +4,7 @@
 
 The tokenizer is another model's: a folder, or a GGUF file. Its vocabulary is filled up to the shape's with words that
 no text is encoded to, so that each token that random weights may sample has a text of its own; a smaller one is raised.
+The shape is one of Llama's architecture.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import jax
 from helpers.tiny_checkpoint import write_checkpoint
 
 from photon_jax.bench.shapes import SHAPES, draw_weights, shape_config
+from photon_jax.checkpoint.gguf_io import read_fields
+from photon_jax.errors import CheckpointError
 from photon_jax.models.config import ModelConfig, RopeConfig
 from photon_jax.text.gguf_tokenizer import read_gguf_fields
 from photon_jax.text.tokenizer_files import read_tokenizer_folder
@@ -27,12 +30,15 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def main() -> None:
     """Writes weights in bfloat16, the tokenizer, and the configuration of both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-3.2-1b")
+    shapes = sorted(name for name in SHAPES if shape_config(name, "bfloat16").architecture == "LlamaForCausalLM")
+    parser.add_argument("--shape", choices=shapes, default="llama-3.2-1b")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--tokenizer", required=True, help="folder or .gguf file of another model")
     flags = parser.parse_args()
-    source = Path(flags.tokenizer)
-    parts = read_tokenizer_folder(source) if source.is_dir() else read_gguf_fields(gguf_fields(source))
+    try:
+        parts = read_tokenizer(Path(flags.tokenizer))
+    except CheckpointError as error:
+        parser.error(f"--tokenizer: {error}")
     config = shape_config(flags.shape, "bfloat16")
     num_ids = 1 + max(parts.backend.get_vocab(with_added_tokens=True).values())
     config = dataclasses.replace(config, vocab_size=max(config.vocab_size, num_ids))
@@ -43,11 +49,9 @@ def main() -> None:
         (flags.output / name).write_bytes(content)
 
 
-def gguf_fields(path: Path) -> dict[str, object]:
-    """Returns the metadata of a GGUF file."""
-    import gguf
-
-    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+def read_tokenizer(source: Path) -> TokenizerParts:
+    """Returns the tokenizer of a folder or of a GGUF file."""
+    return read_tokenizer_folder(source) if source.is_dir() else read_gguf_fields(read_fields(source))
 
 
 def hf_fields(config: ModelConfig) -> dict[str, object]:

@@ -3,28 +3,30 @@
   PYTHONPATH=.:tests python scripts/make_random_checkpoint.py --shape=llama-3.2-1b --output=FOLDER --tokenizer=SOME.gguf
   PYTHONPATH=. python scripts/measure_load.py --model=FOLDER --group_size=128
 
-The host's peak includes the pages of the files that are read.
+Prints one JSON line. The host's peak is what was added to the process's, pages of the files that are read included.
 """
 
 import argparse
+import json
 import os
 import time
 
 import jax
 
 from photon_jax.checkpoint.load import load_checkpoint
+from photon_jax.errors import PhotonError
 from photon_jax.models.config import QuantizationConfig
 from photon_jax.models.params import num_bytes
 
 
-def host_peak():
+def host_peak() -> int:
     """Returns the most bytes that this process has held so far."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
-def main():
-    """Prints one line."""
+def main() -> None:
+    """Prints what loading took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="bfloat16", help="of what does not become int8")
@@ -33,16 +35,25 @@ def main():
     flags = parser.parse_args()
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # read when the GPU is first used, in the next line
     device, before = jax.devices()[0], host_peak()
-    quantization = QuantizationConfig(group_size=flags.group_size, has_embedding=flags.quantize_embedding)
     begin = time.perf_counter()
-    params = jax.block_until_ready(load_checkpoint(flags.model, dtype=flags.dtype, quantization=quantization).params)
-    seconds, size, host = time.perf_counter() - begin, num_bytes(params), host_peak() - before
-    line = f"{device.device_kind}: {seconds:.1f} s, parameters {size / 2**20:.0f} MiB"
-    stats = device.memory_stats()  # None on a CPU
-    if stats:
-        peak = stats["peak_bytes_in_use"]
-        line += f", device peak {peak / 2**20:.0f} MiB ({peak / size - 1:+.1%})"
-    print(f"{line}, host peak {host / 2**20:.0f} MiB above what it held before")
+    try:
+        quantization = QuantizationConfig(group_size=flags.group_size, has_embedding=flags.quantize_embedding)
+        loaded = load_checkpoint(flags.model, dtype=flags.dtype, quantization=quantization)
+    except PhotonError as error:
+        parser.error(str(error))
+    params = jax.block_until_ready(loaded.params)
+    record = {
+        "model": os.path.basename(os.path.normpath(flags.model)),
+        "device": device.device_kind,
+        "dtype": flags.dtype,
+        "group_size": flags.group_size,
+        "quantize_embedding": flags.quantize_embedding,
+        "load_s": round(time.perf_counter() - begin, 2),
+        "params_bytes": num_bytes(params),
+        "host_peak_bytes": host_peak() - before,
+        "device_peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),  # null on a CPU
+    }
+    print(json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

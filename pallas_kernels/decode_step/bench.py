@@ -29,6 +29,7 @@ def variants(*, kind: str, m: int, interpret: bool = False) -> tuple[Variant, ..
         found.append(Variant(name="xla", matmul="xla", attention="xla"))
         found.append(Variant(name="xla_matmul", matmul="xla", append="kernel", interpret=interpret))
     found.append(Variant(name="fused", **fused))
+    found.append(Variant(name="parts", **fused | {"matmul": "parts"}))
     if m <= 8 and not interpret:
         short = AttentionTiles(split_tokens=128, tile_tokens=128, num_warps=4, num_stages=1)
         found.append(Variant(name="fused_short_splits", attention_tiles=short, **fused))

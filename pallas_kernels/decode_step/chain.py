@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference
+from pallas_kernels.int8_matmul import fused_matmul, fused_matmul_reference, matmul_parts
 from pallas_kernels.int8_matmul.reference import dequantize
 from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
 from pallas_kernels.paged_attention.bench import xla_paged_attention
 from pallas_kernels.paged_attention.tiles import TileConfig as AttentionTiles
+from pallas_kernels.rms_norm import add_rms_norm, rms_norm
 from pallas_kernels.rope_append import rope_append, rope_append_reference
 
 EPS = 1e-5
@@ -63,7 +64,8 @@ class Variant:
 
     Attributes:
       name: in results.
-      matmul: `reference`, `xla`, or `fused` with gate and residual in the kernels.
+      matmul: `reference`, `xla`, `fused` with gate and residual in the kernels, or `parts` with the gate in them and
+        the parts of the others added by norm and rope, as the engine does.
       append: rope and cache write.
       attention: which.
       attention_tiles: where not the measured or heuristic ones.
@@ -71,16 +73,32 @@ class Variant:
     """
 
     name: str
-    matmul: Literal["reference", "xla", "fused"]
+    matmul: Literal["reference", "xla", "fused", "parts"]
     append: Literal["xla", "kernel"] = "xla"
     attention: Literal["reference", "xla", "kernel"] = "kernel"
     attention_tiles: AttentionTiles | None = None
     interpret: bool = False
 
 
-def _rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
-    normed: jax.Array = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS) * weight.astype(jnp.float32)[None]
-    return normed
+def _norm(
+    variant: Variant, x: jax.Array, parts: jax.Array | None, weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:  # bf16[B D], f32[B D]
+    """Returns the normed rows of x + parts, and that sum."""
+    if variant.matmul != "parts":
+        assert parts is None
+        scaled = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPS) * weight.astype(jnp.float32)[None]
+        return scaled.astype(jnp.bfloat16), x
+    if parts is None:
+        return rms_norm(x, weight, eps=EPS, interpret=variant.interpret), x
+    normed, total = add_rms_norm(x, parts, weight, eps=EPS, interpret=variant.interpret)
+    return normed, total
+
+
+def _split(variant: Variant, group_size: int, x: jax.Array, weight: Weight) -> jax.Array:
+    """Returns the parts f32[S B O] of a product."""
+    matrix, scale = weight
+    group = group_size if scale is not None else 0
+    return matmul_parts(x, matrix, scale, group_size=group, interpret=variant.interpret)
 
 
 def _multiply(
@@ -90,19 +108,16 @@ def _multiply(
     x: jax.Array,
     weight: Weight,
     *,
-    norm_weight: jax.Array | None = None,
     residual: jax.Array | None = None,
     out_dtype: Any = jnp.bfloat16,
 ) -> jax.Array:
     matrix, scale = weight
-    if norm_weight is not None:
-        x = _rms_norm(x, norm_weight).astype(jnp.bfloat16)
     group = group_size if scale is not None else 0
     around: dict[str, Any] = {"residual": residual, "is_gated": name == "gate_up", "out_dtype": out_dtype}
     if variant.matmul == "reference":
         exact: jax.Array = fused_matmul_reference(x, matrix, scale, group_size=group, **around)
         return exact
-    if variant.matmul == "fused":
+    if variant.matmul in ("fused", "parts"):
         return fused_matmul(x, matrix, scale, group_size=group, interpret=variant.interpret, **around)
     if scale is not None:
         matrix = dequantize(matrix, scale, group_size=group).astype(x.dtype)
@@ -145,15 +160,27 @@ def forward(
     if variant.append == "kernel":
         append = functools.partial(rope_append, interpret=variant.interpret)
     x = weights["embedding"][state.tokens].astype(jnp.float32)
+    parts: jax.Array | None = None
+
+    def add(name: str, y: jax.Array, weight: Weight) -> tuple[jax.Array, jax.Array | None]:
+        if variant.matmul == "parts":
+            return x, _split(variant, group_size, y, weight)
+        return multiply(name, y, weight, residual=x, out_dtype=jnp.float32), None
+
     for index, layer in enumerate(weights["layers"]):
-        qkv = multiply("qkv", x, layer["qkv"], norm_weight=layer["norm"])
+        normed, x = _norm(variant, x, parts, layer["norm"])
+        if variant.matmul == "parts":
+            qkv = _split(variant, group_size, normed, layer["qkv"])
+        else:
+            qkv = multiply("qkv", normed, layer["qkv"])[None]
         q, k, v = append(qkv, cos, sin, state.k, state.v, slots, index)
         state = state._replace(k=k, v=v)
         mixed = _attend(variant, q, state, tables, index)
-        x = multiply("o", mixed.reshape(x.shape[0], -1), layer["o"], residual=x, out_dtype=jnp.float32)
-        hidden = multiply("gate_up", x, layer["gate_up"], norm_weight=layer["mlp_norm"])
-        x = multiply("down", hidden, layer["down"], residual=x, out_dtype=jnp.float32)
-    return multiply("head", x, weights["head"], norm_weight=weights["norm"], out_dtype=jnp.float32), state
+        x, parts = add("o", mixed.reshape(x.shape[0], -1), layer["o"])
+        normed, x = _norm(variant, x, parts, layer["mlp_norm"])
+        x, parts = add("down", multiply("gate_up", normed, layer["gate_up"]), layer["down"])
+    normed, _ = _norm(variant, x, parts, weights["norm"])
+    return multiply("head", normed, weights["head"], out_dtype=jnp.float32), state
 
 
 def decode(

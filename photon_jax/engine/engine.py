@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from photon_jax.controls import LogitsProcessor, ProcessorFailure
-from photon_jax.engine.faults import StepFault, find_fault
+from photon_jax.engine.faults import StepFault, find_fault, find_nan
 from photon_jax.engine.metrics import HostClock
 from photon_jax.engine.runner import StepHandle
 from photon_jax.errors import EngineDeadError, PhotonError
@@ -87,7 +87,7 @@ class Engine:
         be computed again, to the same tokens, and the next call goes on.
 
         Raises:
-          StepFault: the step failed through a logits_processor, or the weights were deleted; likewise.
+          StepFault: the step failed through a logits_processor, or the weights were deleted or gave NaN; likewise.
           EngineDeadError: an earlier step broke off while the host planned, so its books can't be trusted.
         """
         with self._planning():
@@ -132,9 +132,17 @@ class Engine:
     def _take_oldest(self) -> list[TokenDelta]:
         plan, handle = self._in_flight[0]
         with self.clock.waiting():
-            result = self._on_device(self._runner.collect, handle, [plan])
+            result = self._on_device(self._collect, (plan, handle), [plan])
         self._in_flight.popleft()
         return self.scheduler.apply(plan, result)
+
+    def _collect(self, launched: tuple[StepPlan, StepHandle]) -> StepResult:
+        """Returns a step's results; NaN is a fault, as it stays in the cache and would spread from there."""
+        plan, handle = launched
+        result = self._runner.collect(handle)
+        if fault := find_nan(plan, result):
+            raise fault
+        return result
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:

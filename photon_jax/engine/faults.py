@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from photon_jax.controls import LogitsProcessor, ProcessorFailure
 from photon_jax.errors import CheckpointError, PhotonError, RequestError
-from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
+from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
 
 
 class StepFault(Exception):
@@ -69,6 +71,28 @@ def find_fault(
         if not row.is_void
     }
     return StepFault(RequestError, "a logits_processor failed", messages)
+
+
+def find_nan(plan: StepPlan, result: StepResult) -> StepFault | None:
+    """Returns whose log-probabilities are NaN, by the weights: those of the model's own distribution; None if none are.
+
+    A processor may make what it likes of the logits: the other two kinds of log-probabilities are not looked at.
+    """
+    raw, scores = result.logprobs[:, 0], result.score_logprobs
+    if not np.isnan(raw).any() and (scores is None or not np.isnan(scores).any()):
+        return None
+    sampled, end, ids = raw.reshape(plan.num_steps, -1), 0, []
+    for row, item in enumerate(plan.scheduled):
+        begin, end = end, end + len(item.scores)
+        is_nan = np.isnan(sampled[: item.num_sampled, row]).any()
+        is_nan |= scores is not None and np.isnan(scores[begin:end]).any()
+        if is_nan and not item.is_void:
+            ids.append(item.seq.request_id)
+    message = (
+        "the model's log-probabilities are NaN: its weights hold NaN or infinities, or its numbers are too large for "
+        'the dtype; check the checkpoint or the params, or load it with dtype="float32"'
+    )
+    return StepFault(CheckpointError, message, dict.fromkeys(ids, message)) if ids else None
 
 
 def _processor_of(row: ScheduledSequence) -> LogitsProcessor | None:

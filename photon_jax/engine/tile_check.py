@@ -29,6 +29,9 @@ def choose_tiles(params: Params, config: StepConfig, block_size: int) -> TileCho
     heights may add in different orders: that depends on the CPU. So the first layers compute one sequence with the
     base tile, with a small one and with a large one, and those that agree in every bit of the cache and of the
     log-probabilities are used. The base tile alone is always right.
+
+    What is compiled depends on the shape of the model and the kind of its cache alone: engines of one process, and of
+    one compile cache, share it whatever their other settings are.
     """
     # blocks of a context tile and more are read in one way, shorter ones in another
     trace = functools.partial(_trace, params, config, min(block_size, CONTEXT_TILE))
@@ -49,6 +52,8 @@ def _agree(ours: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 def _trace(params: Params, config: StepConfig, block_size: int, row_tile: int, query_tile: int) -> list[np.ndarray]:
     """Returns keys, values, tokens and log-probabilities of one sequence, fed whole or token by token."""
     params, model = truncated(params, config.model, NUM_LAYERS)
+    model = dataclasses.replace(model, bos_token_id=None, eos_token_ids=())
+    config = dataclasses.replace(config, model=model, max_model_len=NUM_TOKENS)
     num_blocks = 2 * CONTEXT_TILE // block_size
     layout = CacheLayout(num_blocks=1 + num_blocks, block_size=block_size)
     chunk = row_tile if query_tile > 1 else 1
@@ -61,7 +66,7 @@ def _trace(params: Params, config: StepConfig, block_size: int, row_tile: int, q
         table_widths=(num_blocks,),
         tiles=TileChoice((row_tile,), query_tile),
     )
-    runner = ModelRunner(params, dataclasses.replace(config, model=model), layout, buckets, max_num_seqs=1)
+    runner = ModelRunner(params, config, layout, buckets, max_num_seqs=1)
     results: list[np.ndarray] = []
     for start in range(0, NUM_TOKENS, chunk):
         is_last = start + chunk >= NUM_TOKENS

@@ -2,12 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from photon_jax.errors import RequestError
 from photon_jax.evals.harness import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from photon_jax.request import SamplingParams
 from photon_jax.text.tokenizer import Tokenizer
 
+# of the hf backend, as tasks write them out -> the one value of each that changes nothing
+_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True}
 _PASSED_ON = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
 
 
@@ -37,10 +40,16 @@ def read_gen_kwargs(
     Raises:
       RequestError: an argument is unknown or out of range.
     """
-    kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), max_gen_toks))
+    kwargs = _normalized(gen_kwargs, max_gen_toks)
     until = handle_stop_sequences(kwargs.pop("until"), eos)
     num_tokens, is_random = kwargs.pop("max_gen_toks"), kwargs.pop("do_sample")
     temperature = kwargs.pop("temperature", None)
+    for name, value in _NEUTRAL.items():
+        if name in kwargs and kwargs.pop(name) != value:
+            raise RequestError(
+                f"generation argument {name} must be {value}, got {gen_kwargs[name]!r:.100}; there is no beam search, "
+                "and one answer a request: leave it out"
+            )
     unknown = sorted(set(kwargs) - set(_PASSED_ON))
     if unknown:
         raise RequestError(
@@ -55,6 +64,31 @@ def read_gen_kwargs(
         **kwargs,
     )
     return Generation(params=params, until=until)
+
+
+def for_repeat(generation: Generation, number: int) -> Generation:
+    """Returns how the number-th answer, from 0, to one request is generated: a seed would give the same one again."""
+    seed = generation.params.seed
+    if seed is None or number == 0:
+        return generation
+    return dataclasses.replace(generation, params=dataclasses.replace(generation.params, seed=seed + number))
+
+
+def _normalized(gen_kwargs: Mapping[str, object], max_gen_toks: int) -> dict[str, Any]:
+    """Returns the arguments under the harness's own names; an `until` that is null is none."""
+    given = {name: value for name, value in gen_kwargs.items() if name != "until" or value is not None}
+    try:
+        kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, max_gen_toks))
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"generation arguments hold what is no number: {error}; max_gen_toks must be a whole number, temperature "
+            f"a number, got {dict(gen_kwargs)!r:.200}"
+        ) from error
+    if not all(isinstance(text, str) for text in kwargs["until"]):
+        raise RequestError(f"generation argument until must be a text or a list of texts, got {given['until']!r:.100}")
+    if kwargs["max_gen_toks"] < 1:
+        raise RequestError(f"generation argument max_gen_toks must be at least 1, got {kwargs['max_gen_toks']}")
+    return kwargs
 
 
 def answer_of(

@@ -1,5 +1,6 @@
 """The model class of lm-evaluation-harness over LLM: its three kinds of requests, answered as its hf backend does."""
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -12,8 +13,9 @@ from tqdm import tqdm
 
 from photon_jax.config import EngineSettings
 from photon_jax.errors import ConfigError, RequestError
+from photon_jax.evals.arguments import check_arguments, check_ids
 from photon_jax.evals.bars import EvalBar
-from photon_jax.evals.generation import answer_of, read_gen_kwargs
+from photon_jax.evals.generation import answer_of, for_repeat, read_gen_kwargs
 from photon_jax.evals.harness import (
     Instance,
     TemplateLM,
@@ -83,27 +85,30 @@ class PhotonLM(TemplateLM):
         super().__init__()
         if model is not None and pretrained is not None:
             raise ConfigError(f"give model or pretrained, not both: {model!r:.100} and {pretrained!r:.100}")
-        if enable_thinking and think_end_token is None:
-            raise ConfigError("enable_thinking=True needs think_end_token, the text or id that ends the thinking part")
-        model = model or pretrained or "demo"
-        if isinstance(model, LLM) and settings:
-            raise ConfigError(f"the LLM is there already; give it {', '.join(sorted(settings))} when it is made")
-        self.llm = model if isinstance(model, LLM) else LLM(model, **_for_short_requests(settings))
+        # the command line gives numbers as text too
+        if isinstance(think_end_token, str) and think_end_token.isdecimal():
+            think_end_token = int(think_end_token)
+        ids = {"prefix_token_id": prefix_token_id, "think_end_token": think_end_token}
+        own = {"max_length": max_length, "max_gen_toks": max_gen_toks, "add_bos_token": add_bos_token}
+        check_arguments({**own, **ids, "enable_thinking": enable_thinking, "chat_template_args": chat_template_args})
+        self.llm = _llm(next(each for each in (model, pretrained, "demo") if each is not None), settings)
         if self.llm.tokenizer is None:
             raise ConfigError(
                 "evaluating needs texts as tokens, and the model has no tokenizer; give tokenizer= to LLM"
             )
         self._texts: Tokenizer = self.llm.tokenizer
+        check_ids(ids, self._texts.vocab_size)
         self._card = self.llm.describe()
         longest = self.llm.max_model_len
-        if max_length is not None and not 1 <= max_length <= longest:
-            raise ConfigError(f"max_length must be between 1 and {longest}, which the engine serves, got {max_length}")
+        if max_length is not None and max_length > longest:
+            raise ConfigError(
+                f"max_length must be at most {longest}, which the engine serves, got {max_length}; lower it, or raise "
+                "max_model_len"
+            )
         self._max_length = max_length or longest
         self._max_gen_toks = max_gen_toks
         self._add_bos_token = add_bos_token
-        # the command line gives numbers as text too
-        is_id = isinstance(think_end_token, str) and think_end_token.isdecimal()
-        self._think_end_token = int(think_end_token or 0) if is_id else think_end_token
+        self._think_end_token = think_end_token
         self._enable_thinking = enable_thinking
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._chat_template_args: dict[str, object] = {**(chat_template_args or {}), **thinking}
@@ -264,6 +269,7 @@ class PhotonLM(TemplateLM):
         """Returns the text generated after each context, up to the first of the texts that end it."""
         eos = self._texts.decode([self.eot_token_id], skip_special_tokens=False)
         prompts, generations = [], []
+        num_before: collections.Counter[int] = collections.Counter()  # a request with repeats comes as often
         for request in requests:
             context, gen_kwargs = request.args
             with _naming(request):
@@ -274,7 +280,8 @@ class PhotonLM(TemplateLM):
                     is_thinking=self._think_end_token is not None,
                 )
                 prompts.append(self._fit_prompt(context, generation.params.max_tokens or 0))
-                generations.append(generation)
+                generations.append(for_repeat(generation, num_before[id(request)]))
+                num_before[id(request)] += 1
         answers: dict[int, str] = {}
         order = sorted(range(len(prompts)), key=prompts.__getitem__)  # those that begin alike are together
         with EvalBar("Running generate_until requests", len(prompts), disable_tqdm, self.llm) as bar:
@@ -301,6 +308,15 @@ class PhotonLM(TemplateLM):
                 f"{self.max_length}; lower max_gen_toks or raise max_length"
             )
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
+
+
+def _llm(model: str | Path | LLM, settings: EngineSettings) -> LLM:
+    """Returns the LLM that is there, or else loads it."""
+    if not isinstance(model, LLM):
+        return LLM(model, **_for_short_requests(settings))
+    if settings:
+        raise ConfigError(f"the LLM is there already; give it {', '.join(sorted(settings))} when it is made")
+    return model
 
 
 def _for_short_requests(settings: EngineSettings) -> EngineSettings:

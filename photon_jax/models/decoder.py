@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,12 @@ from photon_jax.cache.kv_cache import KVCache
 from photon_jax.config import KernelConfig, KVDType
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Params
-from photon_jax.ops.attention import attention, attention_input, full_attention, project_add, project_qkv
+from photon_jax.ops.attention import attention, attention_input, full_attention, project_qkv
 from photon_jax.ops.linear import embedding_rows, head_logits
-from photon_jax.ops.mlp import down_add, gate_up
+from photon_jax.ops.mlp import gate_up
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import rope_tables
+from photon_jax.ops.stream import Stream, add_product
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.quantization.kv import dequantize_kv, quantize_kv
 from photon_jax.step_io import StepInputs
@@ -40,18 +42,18 @@ def forward_paged(
       query_tile: tokens of one attention item.
       seq_len: longest sequence that is served (rope kind "dynamic" depends on it).
     """
-    x = _embed(params, inputs.token_ids)
+    stream = Stream(base=embedding_rows(params.embedding, inputs.token_ids))
     cos, sin = rope_tables(inputs.positions, config=config, seq_len=seq_len, tiles=tiles)
     run_layer = functools.partial(_paged_layer, config=config, kernels=kernels, query_tile=query_tile)
     for index, layer in enumerate(params.layers):
-        x, cache = run_layer(layer, x, cache, jnp.int32(index), (cos, sin), inputs, tiles)
-    return x, cache
+        stream, cache = run_layer(layer, stream, cache, jnp.int32(index), (cos, sin), inputs, tiles)
+    return stream.settled(), cache
 
 
 @functools.partial(jax.jit, static_argnames=("config", "kernels", "query_tile"))  # traced once, not once a layer
 def _paged_layer(
     layer: LayerParams,
-    x: jax.Array,  # f32[T D]
+    stream: Stream,
     cache: KVCache,
     index: jax.Array,  # i32[]
     rope: tuple[jax.Array, jax.Array],  # cos and sin, f32[T d/2]
@@ -61,14 +63,14 @@ def _paged_layer(
     config: ModelConfig,
     kernels: KernelConfig,
     query_tile: int,
-) -> tuple[jax.Array, KVCache]:
-    q, cache = attention_input(
-        x, *rope, layer, cache, inputs.slot_mapping, layer_index=index, config=config, kernels=kernels, tiles=tiles
-    )
+) -> tuple[Stream, KVCache]:
+    options: dict[str, Any] = {"config": config, "kernels": kernels, "tiles": tiles}
+    q, cache, residual = attention_input(stream, *rope, layer, cache, inputs.slot_mapping, layer_index=index, **options)
     attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
-    x = project_add(attended, x, layer.o_proj, kernels=kernels, tiles=tiles)
-    hidden = gate_up(x, layer, config=config, kernels=kernels, tiles=tiles)
-    return down_add(hidden, x, layer.down_proj, kernels=kernels, tiles=tiles), cache
+    attended = attended.reshape(attended.shape[0], -1)
+    stream = add_product(residual, attended, layer.o_proj, backend=kernels.linear, tiles=tiles)
+    hidden, residual = gate_up(stream, layer, **options)
+    return add_product(residual, hidden, layer.down_proj, backend=kernels.linear, tiles=tiles), cache
 
 
 def forward(
@@ -99,7 +101,7 @@ def forward(
     """
     token_ids = jnp.asarray(token_ids)
     batch, num_tokens = token_ids.shape
-    x = _embed(params, token_ids.reshape(-1))  # f32[B*T D]
+    x = embedding_rows(params.embedding, token_ids.reshape(-1))  # f32[B*T D]
     positions = jnp.tile(jnp.arange(num_tokens, dtype=jnp.int32), batch)
     cos, sin = rope_tables(positions, config=config, seq_len=num_tokens, tiles=None)
     for layer in params.layers:
@@ -122,20 +124,15 @@ def full_layer(
     """Returns a layer of `forward`: the residual stream f32[B*T D] after it and after its attention, the attended
     values [B*T H d], and the MLP's hidden values [B*T F]."""
     heads = (batch, x.shape[0] // batch, -1, config.head_dim)
-    q, k, v = (
-        array.reshape(heads) for array in project_qkv(x, *rope, layer, config=config, kernels=PLAIN_KERNELS, tiles=None)
-    )
+    options: dict[str, Any] = {"config": config, "kernels": PLAIN_KERNELS, "tiles": None}
+    q, k, v = (array.reshape(heads) for array in project_qkv(Stream(base=x), *rope, layer, **options)[:3])
     if kv_dtype == "int8":
         k, v = (dequantize_kv(*quantize_kv(array), array.dtype) for array in (k, v))
     attended = full_attention(q, k, v).reshape(x.shape[0], config.num_heads, config.head_dim)
-    middle = project_add(attended, x, layer.o_proj, kernels=PLAIN_KERNELS, tiles=None)
-    hidden = gate_up(middle, layer, config=config, kernels=PLAIN_KERNELS, tiles=None)
-    return down_add(hidden, middle, layer.down_proj, kernels=PLAIN_KERNELS, tiles=None), middle, attended, hidden
-
-
-def _embed(params: Params, token_ids: jax.Array) -> jax.Array:
-    """Returns the start of the residual stream, which stays in float32: sums of many layers lose most by rounding."""
-    return embedding_rows(params.embedding, token_ids)
+    added = functools.partial(add_product, backend=PLAIN_KERNELS.linear, tiles=None)
+    stream = added(x, attended.reshape(x.shape[0], -1), layer.o_proj)
+    hidden, middle = gate_up(stream, layer, **options)
+    return added(middle, hidden, layer.down_proj).settled(), middle, attended, hidden
 
 
 def truncated(params: Params, config: ModelConfig, num_layers: int) -> tuple[Params, ModelConfig]:

@@ -1,4 +1,4 @@
-"""The attention half of a layer, at the size of a fusion: input, attention over the paged cache, output."""
+"""The attention half of a layer, at the size of a fusion: input, and attention over the paged cache."""
 
 import functools
 import math
@@ -12,12 +12,13 @@ from pallas_kernels import paged_attention, prefill_attention, rope_append
 from photon_jax.cache.kv_cache import KVCache, read_kv, write_kv
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
-from photon_jax.models.params import LayerParams, Linear
-from photon_jax.ops.linear import linear, linear_add
-from photon_jax.ops.norm import normed_rows, rms_norm
+from photon_jax.models.params import LayerParams
+from photon_jax.ops.linear import linear, linear_parts
+from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import apply_rope
+from photon_jax.ops.stream import Stream, map_normed
 from photon_jax.ops.sums import ordered_sum
-from photon_jax.ops.tiles import RowTiles, map_rows
+from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import StepInputs
 
 CONTEXT_TILE = 64  # tokens of context that the reference weighs at once
@@ -26,7 +27,7 @@ ITEM_BATCH = 64  # items that the XLA form computes at once; more would gather t
 
 
 def project_qkv(
-    x: jax.Array,  # f32[T D]
+    stream: Stream,
     cos: jax.Array,  # f32[T d/2]
     sin: jax.Array,  # f32[T d/2]
     layer: LayerParams,
@@ -34,12 +35,13 @@ def project_qkv(
     config: ModelConfig,
     kernels: KernelConfig,
     tiles: RowTiles | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns q [T H d], k [T K d] and v [T K d]: norm, QKV projection, QK-norm where the model has it, rope."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns q [T H d], k [T K d] and v [T K d]: norm, QKV projection, QK-norm where the model has it, rope; and the
+    stream as one array f32[T D]."""
     num_kv, groups, head_dim, dtype = config.num_kv_heads, config.num_groups, config.head_dim, layer.input_norm.dtype
 
-    def compute(x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        qkv = _normed_qkv(x, layer, config, kernels).reshape(-1, num_kv, groups + 2, head_dim)
+    def compute(normed: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        qkv = linear(normed, layer.qkv_proj, backend=kernels.linear).reshape(-1, num_kv, groups + 2, head_dim)
         q = qkv[:, :, :groups].reshape(-1, num_kv * groups, head_dim)
         k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -48,18 +50,13 @@ def project_qkv(
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
-    q, k, v = map_rows(compute, tiles, x, cos, sin)
-    return q, k, v
-
-
-def _normed_qkv(x: jax.Array, layer: LayerParams, config: ModelConfig, kernels: KernelConfig) -> jax.Array:
-    """Returns f32[T K*(G+2)*d], for each KV head its queries, its key and its value."""
-    normed = normed_rows(x, layer.input_norm, eps=config.rms_norm_eps, backend=kernels.linear)
-    return linear(normed, layer.qkv_proj, backend=kernels.linear)
+    options: dict[str, Any] = {"eps": config.rms_norm_eps, "backend": kernels.linear, "tiles": tiles}
+    (q, k, v), residual = map_normed(compute, stream, layer.input_norm, cos, sin, **options)
+    return q, k, v, residual
 
 
 def attention_input(
-    x: jax.Array,  # f32[T D]
+    stream: Stream,
     cos: jax.Array,  # f32[T d/2]
     sin: jax.Array,  # f32[T d/2]
     layer: LayerParams,
@@ -70,18 +67,26 @@ def attention_input(
     config: ModelConfig,
     kernels: KernelConfig,
     tiles: RowTiles | None,
-) -> tuple[jax.Array, KVCache]:
-    """Returns q [T H d], and the cache with the new keys and values in their slots.
+) -> tuple[jax.Array, KVCache, jax.Array]:
+    """Returns q [T H d], the cache with the new keys and values in their slots, and the stream as one array f32[T D].
 
-    All that follows the projection is one kernel where attention is one too, but not for an int8 cache.
+    All that follows the projection is one kernel where attention is one too; it adds the projection's parts.
     """
-    if kernels.attention == "triton" and cache.k_scale is None:
-        qkv = _normed_qkv(x, layer, config, kernels)
-        norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": config.rms_norm_eps}
-        q, k, v = rope_append(qkv, cos, sin, cache.k, cache.v, slot_mapping, layer_index, **norms)
-        return q, KVCache(k=k, v=v)
-    q, k, v = project_qkv(x, cos, sin, layer, config=config, kernels=kernels, tiles=tiles)
-    return q, write_kv(cache, layer_index, k, v, slot_mapping)
+    if kernels.attention != "triton":
+        q, k, v, residual = project_qkv(stream, cos, sin, layer, config=config, kernels=kernels, tiles=tiles)
+        return q, write_kv(cache, layer_index, k, v, slot_mapping), residual
+
+    def compute(normed: jax.Array) -> tuple[jax.Array]:
+        return (linear_parts(normed, layer.qkv_proj, backend=kernels.linear),)
+
+    eps, norm = config.rms_norm_eps, layer.input_norm
+    (parts,), residual = map_normed(compute, stream, norm, eps=eps, backend=kernels.linear, tiles=None)
+    scales: dict[str, Any] = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+    norms: dict[str, Any] = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": eps}
+    q, *arrays = rope_append(
+        parts, cos, sin, cache.k, cache.v, slot_mapping, layer_index, **scales, **norms, dtype=norm.dtype
+    )
+    return q, KVCache(**dict(zip(("k", "v", "k_scale", "v_scale"), arrays, strict=False))), residual
 
 
 def attention(
@@ -248,24 +253,6 @@ def full_attention(
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = _contract("BKGQC,BCKd->BQKGd", weights, v).astype(v.dtype)
     return out.reshape(batch, num_tokens, num_heads, head_dim)
-
-
-def project_add(
-    attended: jax.Array,  # [T H d]
-    residual: jax.Array,  # f32[T D]
-    o_proj: Linear,
-    *,
-    kernels: KernelConfig,
-    tiles: RowTiles | None,
-) -> jax.Array:  # f32[T D]
-    """Returns the residual stream with the output projection of the heads added."""
-
-    def compute(attended: jax.Array, residual: jax.Array) -> tuple[jax.Array]:
-        attended = attended.reshape(attended.shape[0], -1)
-        return (linear_add(attended, o_proj, residual, backend=kernels.linear),)
-
-    (out,) = map_rows(compute, tiles, attended, residual)
-    return out
 
 
 def _contract(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -1,10 +1,12 @@
 """Linear layers, output projection and embedding: one function each for every weight type."""
 
+from typing import TypeGuard
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import fused_matmul
+from pallas_kernels import fused_matmul, int8_dequantize, matmul_parts
 from photon_jax.config import Backend
 from photon_jax.models.params import Linear, Table
 from photon_jax.quantization.int8 import QuantizedLinear, dequantize, round_activations
@@ -31,17 +33,16 @@ def linear(
     return y
 
 
-def linear_add(
+def linear_parts(
     x: jax.Array,  # [M I]
     layer: Linear,
-    residual: jax.Array,  # f32[M O]
     *,
     backend: Backend,
-) -> jax.Array:  # f32[M O]
-    """Returns residual + linear(x), in one launch where a kernel can."""
-    if isinstance(layer, QuantizedLinear) and _fits_kernel(x, layer, backend):
-        return _kernel(x, layer, residual=residual)
-    return residual + linear(x, layer, backend=backend)
+) -> jax.Array:  # f32[S M O]
+    """Returns what linear(x) is the sum of: the parts of a kernel's splits, or itself as the only one."""
+    if fits_kernel(layer, x, backend):
+        return matmul_parts(x, layer.q, layer.scale, group_size=layer.group_size)
+    return jnp.expand_dims(linear(x, layer, backend=backend), 0)
 
 
 def linear_gated(
@@ -51,7 +52,7 @@ def linear_gated(
     backend: Backend,
 ) -> jax.Array:  # [M O/2]
     """Returns silu(gate) * up of the two halves of linear(x), in x's dtype, in one launch where a kernel can."""
-    if isinstance(layer, QuantizedLinear) and _fits_kernel(x, layer, backend):
+    if fits_kernel(layer, x, backend):
         return _kernel(x, layer, is_gated=True, out_dtype=x.dtype)
     gate, up = jnp.split(linear(x, layer, backend=backend), 2, axis=-1)
     return (jax.nn.silu(gate) * up).astype(x.dtype)
@@ -90,9 +91,9 @@ def _contract(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
     )
 
 
-def _fits_kernel(x: jax.Array, layer: QuantizedLinear, backend: Backend) -> bool:
-    """Whether a kernel computes the whole fusion: few rows, and nothing to be done between."""
-    is_plain = layer.bias is None and not layer.int8_activations
+def fits_kernel(layer: Linear, x: jax.Array, backend: Backend) -> TypeGuard[QuantizedLinear]:
+    """Whether our kernel computes linear(x) [M I] whole: int8 weights, few rows, and nothing to be done between."""
+    is_plain = isinstance(layer, QuantizedLinear) and layer.bias is None and not layer.int8_activations
     return is_plain and backend == "triton" and x.shape[0] <= KERNEL_ROWS
 
 
@@ -100,7 +101,6 @@ def _kernel(
     x: jax.Array,
     layer: QuantizedLinear,
     *,
-    residual: jax.Array | None = None,
     is_gated: bool = False,
     out_dtype: jnp.dtype | None = None,
 ) -> jax.Array:
@@ -109,7 +109,6 @@ def _kernel(
         layer.q,
         layer.scale,
         group_size=layer.group_size,
-        residual=residual,
         is_gated=is_gated,
         out_dtype=out_dtype or jnp.dtype(jnp.float32),
     )
@@ -120,8 +119,7 @@ def _contract_int8(x: jax.Array, layer: QuantizedLinear, backend: Backend) -> ja
     if backend == "triton" and not layer.int8_activations:
         if x.shape[0] <= KERNEL_ROWS:
             return _kernel(x, layer)
-        weight = dequantize(layer.q, layer.scale, group_size=layer.group_size)
-        return _contract(x, weight.astype(x.dtype), 1)
+        return _contract(x, int8_dequantize(layer.q, layer.scale, group_size=layer.group_size, dtype=x.dtype), 1)
     x32 = x.astype(jnp.float32)
     if layer.int8_activations:
         x32 = round_activations(x32, group_size=layer.group_size)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import greedy_sample
 from photon_jax.config import KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
@@ -59,6 +60,8 @@ def head_sample(
 
     def compute(hidden: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         logits, row = _final_logits(hidden, params, config, kernels), dict(zip(rows, arrays, strict=True))
+        if is_greedy and kernels.linear == "triton":
+            return _greedy(logits, row)
         allowed, states = _control(logits, row, controls, is_tiled=tiles is not None)
         return (*_sample(logits, allowed, row, is_greedy), *jax.tree.leaves(states))
 
@@ -66,6 +69,12 @@ def head_sample(
     num_top = 2 if has_top else 0
     states = () if controls is None else controls.processor_states
     return token_ids, logprobs, jax.tree.unflatten(jax.tree.structure(states), rest[num_top:]), *rest[:num_top]
+
+
+def _greedy(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns what `_sample` does where all rows are greedy, in a pass over the logits instead of five (on a GPU)."""
+    token_ids, raw = greedy_sample(logits, rows["stop_ids"], rows["num_stop_ids"] * rows["masks_stops"])
+    return token_ids, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1)
 
 
 def _control(

@@ -55,8 +55,8 @@ def _make_job(state: ServerState, engine: "AsyncLLM", body: CompletionRequest) -
     """Returns what is to be done for a request; runs in a thread, as long prompts take a while."""
     tokenizer = engine.llm.tokenizer
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens == 0 and not body.echo:
-        raise FieldError("max_tokens", "max_tokens must be at least 1, got 0; only with echo may it be 0")
+    if max_tokens < (0 if body.echo else 1):
+        raise FieldError("max_tokens", f"max_tokens must be at least 1, got {max_tokens}; only with echo may it be 0")
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         if prompt_logprobs is not None:
@@ -85,6 +85,8 @@ def _make_job(state: ServerState, engine: "AsyncLLM", body: CompletionRequest) -
 def _encode_prompts(engine: "AsyncLLM", body: CompletionRequest, max_tokens: int) -> list[Prompt]:
     adds_special = body.add_special_tokens is not False
     tokenizer, max_model_len, vocab_size = engine.llm.tokenizer, engine.max_model_len, engine.llm.config.vocab_size
+    is_told = body.echo or body.prompt_logprobs is not None  # and so needs a text, which a padded id has not
+    num_known = tokenizer.vocab_size if tokenizer is not None and is_told else vocab_size
 
     def encode(given: object) -> Prompt:
         if not isinstance(given, str):
@@ -99,6 +101,11 @@ def _encode_prompts(engine: "AsyncLLM", body: CompletionRequest, max_tokens: int
         wrong = next((token_id for token_id in prompt.token_ids if not 0 <= token_id < vocab_size), None)
         if wrong is not None:
             raise RequestError(f"the prompt holds {wrong}; the model's ids are 0 to {vocab_size - 1}")
+        highest = max(prompt.token_ids, default=0)
+        if highest >= num_known:
+            raise RequestError(
+                f"the prompt holds {highest}, which has no text to give back; the ids 0 to {num_known - 1} have one"
+            )
         if not prompt.token_ids:
             raise RequestError("the prompt is empty; give at least one token")
         return prompt

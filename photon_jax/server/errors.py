@@ -184,10 +184,13 @@ def install_error_handlers(app: FastAPI) -> None:
         message, param = _describe(error)
         return error_response(400, message, param=param)
 
-    async def on_http(_: Request, error: Exception) -> JsonAnswer:
+    async def on_http(request: Request, error: Exception) -> JsonAnswer:
         assert isinstance(error, HTTPException), f"{error!r} has another handler"
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         message = str(error.detail) or HTTPStatus(error.status_code).phrase
+        if code is not None:
+            asked = f"{request.method[:_MAX_ECHO]} {request.scope['path'][:_MAX_ECHO]}"
+            message = f"this server has no {asked}; /openapi.json lists what it has"
         return error_response(error.status_code, message, code=code, headers=error.headers)
 
     async def on_fault(_: Request, error: Exception) -> JsonAnswer:

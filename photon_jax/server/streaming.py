@@ -16,12 +16,17 @@ from photon_jax.server.json_answer import json_bytes
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
+# where Python's splitlines, and so clients over httpx's iter_lines, see a line's end, in the middle of a JSON text
+_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 _T = TypeVar("_T")
 
 
 def event(value: Mapping[str, Any]) -> bytes:
-    """Returns a JSON object as one event."""
-    return b"data: " + json_bytes(value) + b"\n\n"
+    """Returns a JSON object as one event, in one line."""
+    data = json_bytes(value)
+    for end, escaped in _LINE_ENDS:
+        data = data.replace(end, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 class EventStream(Response):

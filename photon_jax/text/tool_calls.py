@@ -250,13 +250,13 @@ class ToolCallParser:
 
     def _after_call(self) -> bool:
         """Where white space is dropped, and where another call may follow without an opening."""
-        rest = self._text.lstrip(SPACE + ";" if self._form.is_bare else SPACE)
+        self._text = self._text.lstrip(SPACE)
+        rest = self._text.lstrip(SPACE + ";") if self._form.is_bare else self._text
         if not rest:
             return False
         if self._form.is_bare and rest[0] == "{":
             self._open_call(len(self._text) - len(rest))
         else:
-            self._text = self._text.lstrip(SPACE)
             self._state = self._in_text
         return True
 

@@ -72,16 +72,18 @@ def test_a_path_that_exists_comes_before_an_id_and_a_tilde_is_the_home_folder(hu
     assert find_model("~/org/tiny") == tmp_path / "org" / "tiny"
 
 
-@pytest.mark.parametrize("name", ["nothing-here", "/no/such/model", "~/none", "a/b/c", "no good/name", "../x", ""])
+@pytest.mark.parametrize("name", ["nothing-here", "/no/such/model", "~/none", "a/b/c", "no good/name", "../x"])
 def test_what_is_neither_a_path_nor_an_id_says_where_it_was_looked_for(name, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    if not name:
-        assert find_model(name) == find_model(".")
-        return
     with pytest.raises(CheckpointError, match="doesn't exist, and it is no Hugging Face id") as caught:
         find_model(name)
     assert str(tmp_path / "none" if name == "~/none" else tmp_path / name) in str(caught.value)
+
+
+def test_an_empty_name_is_an_error_and_not_the_folder_one_is_in():
+    with pytest.raises(CheckpointError, match="the model's name is empty; give 'demo'"):
+        find_model("")
 
 
 @pytest.mark.parametrize("name", ["org/absent", "org/tiny@absent", "org--x/y"])

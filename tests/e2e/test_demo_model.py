@@ -8,6 +8,7 @@ import pytest
 
 import photon_jax
 from photon_jax.checkpoint.demo import demo_model_path
+from photon_jax.engine import start
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "models/golden/smollm2.json").read_text())
 
@@ -15,6 +16,12 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "models/golden/smollm2.json").r
 @pytest.fixture(scope="session")
 def demo_path(request):
     return request.config.getoption("--demo_model") or str(demo_model_path())
+
+
+@pytest.fixture(autouse=True)
+def nothing_ahead(monkeypatch):
+    """Programs of thirty layers take seconds each: only those are compiled that the requests here meet."""
+    monkeypatch.setattr(start, "programs_ahead", lambda buckets, config: [])
 
 
 def open_llm(path, **fields):

@@ -1,6 +1,7 @@
 """Steps that fail through what a caller brought: its requests get a named error, the others their tokens."""
 
 import asyncio
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -101,3 +102,34 @@ def test_new_weights_come_though_the_old_ones_were_deleted_under_a_request(llm):
     with pytest.raises(CheckpointError, match="deleted"):
         list(stream)
     assert tokens(llm.generate(PROMPT, PARAMS, progress=False)[0]) == tokens(alone)
+
+
+def test_weights_that_give_nan_end_requests_by_name_and_good_ones_serve_again(llm):
+    (alone,) = llm.generate(PROMPT, PARAMS, progress=False)
+    copies = jax.tree.map(jnp.copy, llm.params)
+    layer = llm.params.layers[1]
+    down_proj = dataclasses.replace(layer.down_proj, weight=layer.down_proj.weight.at[5, 6].set(jnp.nan))
+    layers = (llm.params.layers[0], dataclasses.replace(layer, down_proj=down_proj))
+    llm.update_params(dataclasses.replace(llm.params, layers=layers))
+    for door in (
+        lambda: llm.generate(PROMPT, PARAMS, progress=False),
+        lambda: llm.score(PROMPT, progress=False),
+        lambda: list(llm.stream(PROMPT, PARAMS)),
+    ):
+        with pytest.raises(CheckpointError, match=r"log-probabilities are NaN: its weights hold NaN.*check the check"):
+            door()
+    llm.update_params(copies)
+    assert tokens(llm.generate(PROMPT, PARAMS, progress=False)[0]) == tokens(alone)
+
+
+def test_requests_that_do_not_meet_a_nan_get_the_same_bits_beside_one_that_does(llm):
+    (alone,) = llm.generate(PROMPT, PARAMS, progress=False)
+    unused = next(token for token in range(4, 99) if token not in tokens(alone))
+    llm.update_params(dataclasses.replace(llm.params, embedding=llm.params.embedding.at[unused].set(jnp.inf)))
+    stream = llm.stream(PROMPT, PARAMS)
+    next(stream)
+    with pytest.raises(CheckpointError, match="log-probabilities are NaN"):
+        llm.generate([PROMPT, [*PROMPT, unused]], PARAMS, progress=False)
+    last = [*stream][-1]
+    assert tokens(last) == tokens(alone)
+    assert last.outputs[0].logprobs is None or (last.outputs[0].logprobs.raw == alone.outputs[0].logprobs.raw).all()

@@ -2,13 +2,14 @@
 
 import functools
 
+import numpy as np
 import pytest
 
 from photon_jax.controls import LogitsProcessor, ProcessorFailure
-from photon_jax.engine.faults import find_fault
+from photon_jax.engine.faults import find_fault, find_nan
 from photon_jax.errors import CheckpointError, RequestError
 from photon_jax.request import Request, SamplingParams
-from photon_jax.scheduler.plan import ScheduledSequence, StepPlan
+from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
 from photon_jax.scheduler.sequence import SequenceState
 
 ERROR = RuntimeError("Traceback\n  in a file\nKeyError: 'it'")
@@ -79,3 +80,40 @@ def test_each_request_is_told_by_an_error_of_its_own():
     fault = find_fault(ERROR, [_plan("a")], "lm_head", lambda processor: True)
     assert isinstance(fault.error_for("a"), CheckpointError) and fault.error_for("b") is not fault.error_for("b")
     assert not isinstance(fault.error_for("a"), RequestError)
+
+
+def _row(name, num_sampled=0, num_scores=0, is_void=False):
+    """Returns a row of a request that scores the tokens of its prompt, or samples."""
+    params = SamplingParams(max_tokens=9)
+    ids = tuple(range(1, num_scores + 2))
+    request = Request(request_id=name, prompt_token_ids=ids, params=params, score=num_scores > 0)
+    seq = SequenceState(request=request, arrival=0, token_ids=list(ids), max_num_slots=9, max_num_blocks=9)
+    seq.admission = 2 if is_void else 1
+    row = ScheduledSequence(seq, 0, max(num_scores, num_sampled, 1), num_sampled, 1)
+    assert len(row.scores) == num_scores
+    return row
+
+
+def _blamed_for_nan(rows, raw, scores=None, num_steps=1):
+    logprobs = np.array([[value, np.nan, np.nan] for value in raw], np.float32)  # the other kinds are a processor's
+    ids = np.zeros(len(raw), np.int32)
+    result = StepResult(ids, logprobs, score_logprobs=None if scores is None else np.array(scores, np.float32))
+    fault = find_nan(StepPlan(tuple(rows), num_steps=num_steps), result)
+    if fault is None:
+        return None
+    assert isinstance(fault.error_for(next(iter(fault.messages))), CheckpointError)
+    return list(fault.messages)
+
+
+def test_nan_is_blamed_on_the_rows_that_are_told_of_it():
+    nan = np.nan
+    rows = [_row("a", 1), _row("b"), _row("c", 1), _row("d", 1, is_void=True)]
+    assert _blamed_for_nan(rows, [-1, -2, -3, -4]) is None
+    assert _blamed_for_nan(rows, [-1, nan, -3, nan]) is None, "nothing was sampled, or nobody waits for it"
+    assert _blamed_for_nan(rows, [nan, nan, -3, nan]) == ["a"]
+    rows = [_row("a", 3), _row("b", 1)]
+    assert _blamed_for_nan(rows, [-1, -2, -3, nan, -4, nan], num_steps=3) is None, "b takes part in the first step"
+    assert _blamed_for_nan(rows, [-1, nan, -3, -2, nan, nan], num_steps=3) == ["a", "b"]
+    rows = [_row("a", num_scores=2), _row("b", 1), _row("c", num_scores=3)]
+    assert _blamed_for_nan(rows, [nan, -1, nan], [-1, -2, -3, -4, -5, nan]) is None, "the last score means nothing"
+    assert _blamed_for_nan(rows, [nan, -1, nan], [-1, -2, -3, nan, -5, nan]) == ["c"]

@@ -15,7 +15,7 @@ from photon_jax.structured_outputs import StructuredOutputs
 from photon_jax.text.grammar import Grammars
 
 GRAMMAR = Grammars(ByteTokenizer(), vocab_size=258).grammar(StructuredOutputs(regex="[a-z]{9}"))
-SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 16, "num_blocks": 999, "max_model_len": 200}
+SETTINGS = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "block_size": 16, "num_blocks": 999, "max_model_len": 200}
 
 
 def start(**settings):
@@ -24,8 +24,22 @@ def start(**settings):
 
 
 @pytest.fixture(scope="module")
-def started():
-    return start(warmup="full")
+def programs():
+    """By layout, what the full warm-up of `started` compiled."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def started(programs):
+    compile_layout = ModelRunner.compile
+
+    def compile_and_keep(self, layout):
+        programs[layout] = compile_layout(self, layout)
+        return programs[layout]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelRunner, "compile", compile_and_keep)
+        return start(warmup="full")
 
 
 def run(started, requests):
@@ -70,26 +84,34 @@ def has_room_for_a_copy(compiled: jax.stages.Compiled, cache: jax.Array) -> bool
     return compiled.memory_analysis().temp_size_in_bytes >= cache.nbytes
 
 
-def check_no_copies(started):
-    cache = started.runner.cache
-    buckets = started.runner.buckets
-    largest = [layout for layout in buckets.layouts() if layout.num_tokens == buckets.mixed_tokens[-1]]
-    for layout in dict.fromkeys(buckets.plain_layouts() + largest):
-        compiled = started.runner.compile(layout)
+def check_no_copies(cache, programs):
+    for layout, compiled in programs.items():
         memory = compiled.memory_analysis()
         sizes = f"{layout}: cache of 2 x {cache.k.nbytes} bytes, {memory}"
         assert not has_room_for_a_copy(compiled, cache.k), sizes
         assert memory.alias_size_in_bytes >= cache.nbytes, sizes
 
 
-def test_no_program_copies_the_cache_and_all_alias_it(started):
-    check_no_copies(started)
+def compile_largest(started):
+    """Returns the plain programs, and the largest ones, those with scores, likeliest tokens and controls included."""
+    buckets = started.runner.buckets
+    largest = [layout for layout in buckets.layouts() if layout.num_tokens == buckets.mixed_tokens[-1]]
+    return {layout: started.runner.compile(layout) for layout in dict.fromkeys(buckets.plain_layouts() + largest)}
+
+
+def test_no_program_copies_the_cache_and_all_alias_it(started, programs):
+    assert list(programs) == started.runner.buckets.layouts()
+    check_no_copies(started.runner.cache, programs)
 
 
 def test_no_program_copies_an_int8_cache_and_all_alias_it():
+    """The layers alone touch the cache, what comes after them is compiled in its fullest form and its least."""
     started = start(kv_dtype="int8", num_blocks=1999)
     assert len(jax.tree.leaves(started.runner.cache)) == 4
-    check_no_copies(started)
+    layouts = started.runner.buckets.layouts()
+    fullest = next(layout for layout in layouts if layout.has_scores and layout.has_top and layout.has_controls)
+    chosen = [*started.runner.buckets.plain_layouts(), fullest]
+    check_no_copies(started.runner.cache, {layout: started.runner.compile(layout) for layout in chosen})
 
 
 def test_the_search_for_copies_finds_one(started):
@@ -108,7 +130,8 @@ def test_gpu_programs_do_not_copy_the_cache(dtype, kv_dtype):
     """The cache is larger than the workspace that XLA gives a matrix product, some 32 MiB."""
     config = tiny_config(dtype=dtype, num_layers=4, head_dim=64, hidden_size=256)
     settings = SETTINGS | {"block_size": 64, "num_blocks": 2000, "dtype": dtype, "kv_dtype": kv_dtype}
-    check_no_copies(start_engine(tiny_params(config), config, make_engine_config(None, **settings)))
+    started = start_engine(tiny_params(config), config, make_engine_config(None, **settings))
+    check_no_copies(started.runner.cache, compile_largest(started))
 
 
 def test_a_step_writes_into_the_buffers_that_it_was_given(started):
@@ -132,7 +155,7 @@ def test_nothing_compiles_after_a_full_warm_up(started):
 def test_a_lazy_engine_compiles_what_it_meets(started):
     lazy = start(warmup="lazy", max_model_len=199)  # programs of its own, though equal to those of the other engine
     with CompileCounter() as counter:
-        run(lazy, every_kind_of_request("b"))
+        run(lazy, [request_of("plain", 3), request_of("penalties", 5, repetition_penalty=1.2)])
     assert counter.num_compiles > 0
 
 

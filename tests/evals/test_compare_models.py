@@ -1,12 +1,11 @@
 """The script that compares settings: a table of one run, beside what the library says of the same texts."""
 
 import dataclasses
-import importlib.util
 import json
-import sys
+from importlib.util import find_spec
 
 import pytest
-from helpers.source_tree import ROOT
+from helpers.scripts import load_script, run_script
 from helpers.tiny_checkpoint import checkpoint_config, write_checkpoint
 from helpers.tiny_model import tiny_params
 
@@ -17,21 +16,12 @@ TEXT = "The quick brown fox jumps over the lazy dog. Zürich naïve café, 12345
 XLA = "linear=xla attention=xla"
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("compare_models", ROOT / "scripts" / "compare_models.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(script, monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["compare_models.py", *map(str, arguments)])
-    script.main()
+def run(monkeypatch, capsys, *arguments):
+    run_script("compare_models", monkeypatch, *arguments)
     return capsys.readouterr().out
 
 
-def test_one_run_compares_settings_with_the_first_and_can_be_read_again(script, tmp_path, monkeypatch, capsys):
+def test_one_run_compares_settings_with_the_first_and_can_be_read_again(tmp_path, monkeypatch, capsys):
     config = checkpoint_config(num_layers=1)
     before = tiny_params(config)
     after = dataclasses.replace(before, lm_head=0.9 * before.lm_head + 0.1 * before.embedding)
@@ -40,7 +30,7 @@ def test_one_run_compares_settings_with_the_first_and_can_be_read_again(script, 
     text, found = tmp_path / "text.txt", tmp_path / "found.json"
     text.write_text(TEXT, encoding="utf-8")
     shown = run(
-        script, monkeypatch, capsys, f"--model={model}", f"--text={text}", "--window=32", "--max_windows=2",
+        monkeypatch, capsys, f"--model={model}", f"--text={text}", "--window=32", "--max_windows=2",
         "--prompt_tokens=8", "--max_tokens=4", f"--json={found}", f"--setting=first: dtype=float32 {XLA}",
         f"--setting=other: model={other} dtype=float32 {XLA}", f"--setting=again: dtype=float32 {XLA}",
     )  # fmt: skip
@@ -56,11 +46,12 @@ def test_one_run_compares_settings_with_the_first_and_can_be_read_again(script, 
     assert changed["engine_perplexity"] == pytest.approx(expected.perplexity_after, rel=1e-5)
     assert changed["engine_perplexity_change"] == pytest.approx(expected.perplexity_loss, abs=1e-5)
     table = shown[shown.index("| setting |") :]
-    assert table in run(script, monkeypatch, capsys, f"--read={found}")
+    assert table in run(monkeypatch, capsys, f"--read={found}")
     assert [line.split(" | ")[0] for line in table.splitlines()[2:5]] == ["| first", "| other", "| again"]
 
 
-def test_the_settings_of_the_table_have_names_of_their_own_and_start_with_the_exact_one(script):
+def test_the_settings_of_the_table_have_names_of_their_own_and_start_with_the_exact_one():
+    script = load_script("compare_models")
     settings = [script.parse_setting(text) for text in (*script.TABLE, *script.GPU_TABLE)]
     assert len({name for name, _ in settings}) == len(settings) == 12
     assert settings[0] == ("float32", {"dtype": "float32", "linear": "xla", "attention": "xla"})
@@ -68,3 +59,14 @@ def test_the_settings_of_the_table_have_names_of_their_own_and_start_with_the_ex
         "group_size": 64,
         "int8_activations": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [("--text=/no/such/file", "--text=/no/such/file is no file"), ("--plot=a.png", "pip install matplotlib")],
+)
+def test_what_can_not_be_read_or_drawn_is_said_before_anything_is_measured(monkeypatch, capsys, argument, message):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    with pytest.raises(SystemExit):
+        run(monkeypatch, capsys, f"--text={__file__}", argument)
+    assert message in capsys.readouterr().err

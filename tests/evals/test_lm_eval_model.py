@@ -12,7 +12,7 @@ from helpers.tiny_checkpoint import write_checkpoint as write
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from photon_jax import LLM, ConfigError, RequestError, SamplingParams
+from photon_jax import LLM, CheckpointError, ConfigError, RequestError, SamplingParams
 from photon_jax.evals.generation import answer_of
 from photon_jax.evals.lm_eval_model import PhotonLM
 
@@ -83,16 +83,33 @@ def test_arguments_as_the_command_line_gives_them_are_accepted(folder):
         ({"model": "demo", "pretrained": "demo"}, "model or pretrained, not both"),
         ({"model": "demo", "max_tokens": 3}, "unknown engine setting 'max_tokens'"),
         ({"enable_thinking": True}, "needs think_end_token"),
+        ({"enable_thinking": "maybe"}, "enable_thinking must be true or false, got 'maybe'"),
+        ({"think_end_token": ""}, "think_end_token must be a text or a token id, got ''"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
+        ({"max_length": 64.5}, "max_length must be a whole number of at least 1, got 64.5"),
+        ({"max_gen_toks": "many"}, "max_gen_toks must be a whole number of at least 1, got 'many'"),
+        ({"prefix_token_id": "<s>"}, "prefix_token_id must be a token id, got '<s>'"),
+        ({"add_bos_token": "maybe"}, "add_bos_token must be true or false, got 'maybe'"),
+        ({"chat_template_args": "x"}, "chat_template_args must be an object; on the command line .* got 'x'"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        PhotonLM(**arguments)
+        PhotonLM(**{"model": "/no/such/model", **arguments})  # said before anything is loaded
+
+
+@pytest.mark.parametrize("name", ["model", "pretrained"])
+def test_an_empty_name_is_not_the_demo_model(name):
+    with pytest.raises(CheckpointError, match="the model's name is empty; give 'demo'"):
+        PhotonLM(**{name: ""}, progress=False)
 
 
 def test_a_window_beyond_the_engines_or_settings_for_an_llm_that_is_there_are_refused(llm):
-    with pytest.raises(ConfigError, match="max_length must be between 1 and 256"):
+    with pytest.raises(ConfigError, match="max_length must be at most 256"):
         PhotonLM(llm, max_length=257)
+    for name in ("prefix_token_id", "think_end_token"):
+        with pytest.raises(ConfigError, match=f"{name} must be a token id of the tokenizer, 0 to 419, got 420"):
+            PhotonLM(llm, **{name: 420})
     with pytest.raises(ConfigError, match="give it block_size when it is made"):
         PhotonLM(llm, block_size=16)
 
@@ -234,6 +251,8 @@ def chain(tmp_path_factory):
         ({}, {"until": "d", "max_new_tokens": 9, "do_sample": False, "temperature": 0.7}, "bc"),
         ({}, {"until": ["<|turn|>"]}, "b"),
         ({}, {"max_gen_toks": 1}, "b"),
+        ({}, {"until": None, "num_beams": 1, "use_cache": True}, "bcd"),  # tasks write them out for the hf backend
+        ({}, {"until": ""}, "bcd"),
         ({"think_end_token": "<|turn|>"}, {"until": ["b"]}, "cd"),
         ({"think_end_token": "2"}, {"until": ["b", "d"]}, "c"),
         ({"think_end_token": 2}, {"until": ["b"]}, "cd"),
@@ -244,14 +263,36 @@ def test_an_answer_ends_at_the_first_text_that_ends_it(chain, arguments, gen_kwa
     assert answers(model, "generate_until", [("a", gen_kwargs)]) == [text]
 
 
-def test_unknown_generation_arguments_and_thinking_about_log_likelihoods_are_refused(llm):
+def test_repeats_of_a_request_with_a_seed_are_different_answers_and_the_same_in_each_run(model):
+    drawn = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "seed": 7}
+    (request,) = instances("generate_until", [("The quick", drawn)])
+    texts = model.generate_until([request] * 3, disable_tqdm=True)  # as the harness repeats it
+    assert len(set(texts)) == 3
+    assert model.generate_until([request] * 3, disable_tqdm=True) == texts
+    assert model.generate_until([request], disable_tqdm=True) == texts[:1]
+
+
+@pytest.mark.parametrize(
+    ("gen_kwargs", "message"),
+    [
+        ({}, "an answer of 256 tokens leaves no room"),
+        ({"penalty_alpha": 4}, "generation arguments penalty_alpha are unknown; known are until"),
+        ({"num_beams": 4}, "generation argument num_beams must be 1, got 4"),
+        ({"until": ["a", 3]}, r"generation argument until must be a text or a list of texts, got \['a', 3\]"),
+        ({"max_gen_toks": 0}, "generation argument max_gen_toks must be at least 1, got 0"),
+        ({"max_gen_toks": "few"}, "max_gen_toks must be a whole number, .* got {'max_gen_toks': 'few'}"),
+        ({"temperature": "hot"}, "temperature a number, got {'temperature': 'hot'}"),
+    ],
+)
+def test_generation_arguments_that_can_not_be_are_refused_with_their_document(llm, gen_kwargs, message):
+    with pytest.raises(RequestError, match=f"task some_task, document 0: .*{message}"):
+        answers(PhotonLM(llm, max_length=40), "generate_until", [("a", gen_kwargs)])
+
+
+def test_thinking_about_log_likelihoods_is_refused(llm):
     model = PhotonLM(llm, enable_thinking=True, think_end_token="</think>", max_length=40)
     with pytest.raises(ConfigError, match="no log-likelihoods, which these tasks need: some_task"):
         answers(model, "loglikelihood", PAIRS[:1])
-    with pytest.raises(RequestError, match="document 0: generation arguments num_beams are unknown"):
-        answers(model, "generate_until", [("a", {"num_beams": 4})])
-    with pytest.raises(RequestError, match="document 0: an answer of 256 tokens leaves no room"):
-        answers(model, "generate_until", [("a", {})])
 
 
 def test_a_long_prompt_is_cut_at_its_start(model, llm):

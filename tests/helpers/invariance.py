@@ -82,7 +82,9 @@ class World:
         self.layout = CacheLayout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         self.tiles = choose_tiles(self.params, self.step_config, BLOCK_SIZE)
         limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
-        self.buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
+        buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
+        # both sizes of mixed steps have the same tiles, and what is rare comes in a dozen kinds: one size of each
+        self.buckets = dataclasses.replace(buckets, rare_tokens=buckets.rare_tokens[-1:])
         self.requests = make_requests(np.random.default_rng(seed), num_requests)
         self._alone: dict[str, Result] = {}
 

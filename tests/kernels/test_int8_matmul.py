@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from helpers.cuda_lowering import lower_for_cuda
 
-from pallas_kernels import KernelUnsupportedError, int8_matmul, int8_matmul_reference
+from pallas_kernels import KernelUnsupportedError, add_parts, int8_matmul, int8_matmul_reference
 from pallas_kernels.int8_matmul import (
     dense_matmul,
     dense_matmul_reference,
     fused_matmul,
     fused_matmul_reference,
+    matmul_parts,
 )
 from pallas_kernels.int8_matmul.cases import Case, llama_1b_shapes, make_inputs, real_cases, small_cases
 from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, row_bucket
@@ -187,6 +188,19 @@ def test_gate_and_residual_ride_with_the_product(tiles, is_gated, group_size):
     found = fused_matmul(3 * x, weight, scale, **options, tiles=tiles, interpret=True)
     assert relative_error(found, expected) < 1e-5
     assert relative_error(found, fused_matmul_reference(3 * x, weight, scale, **options | {"residual": None})) > 0.1
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [TileConfig(method="sum", tile_n=4, tile_k=128, k_splits=2, num_warps=1), *FUSED_TILES[-2:]],
+    ids=lambda tiles: tiles.label,
+)
+def test_parts_added_in_order_are_the_product_with_all_its_bits(tiles):
+    x, weight, scale = make_inputs(Case(name="parts", m=2, n=96, k=256, group_size=128))
+    options = {"group_size": 128, "tiles": tiles, "interpret": True}
+    parts = matmul_parts(x, weight, scale, **options)
+    assert parts.shape == (tiles.k_splits, 2, 96) and parts.dtype == jnp.float32
+    np.testing.assert_array_equal(add_parts(parts), int8_matmul(x, weight, scale, **options))
 
 
 def test_parts_around_a_product_must_fit_it():

@@ -1,4 +1,4 @@
-"""What comes before attention (norm, projection grouped by KV head, QK-norm, rope, cache write) and after it."""
+"""What comes before attention: norm, projection grouped by KV head, QK-norm, rope, cache write."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ from photon_jax.cache.kv_cache import init_kv_cache
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import KernelConfig
 from photon_jax.models.params import random_params
-from photon_jax.ops.attention import attention_input, project_add
+from photon_jax.ops.attention import attention_input
 from photon_jax.ops.rope import inverse_frequencies, rope_tables
+from photon_jax.ops.stream import Stream
 from photon_jax.ops.tiles import RowTiles
 
 REFERENCE = KernelConfig(linear="reference", attention="reference")
@@ -66,11 +67,12 @@ def test_queries_and_cache_hold_the_normed_projected_rotated_input(dtype, is_qwe
         cos, sin = rope_tables(positions, config=config, seq_len=4096, tiles=tiles)
         slots = jnp.asarray(SLOTS, jnp.int32)
         return attention_input(
-            x, cos, sin, layer, cache, slots, layer_index=0, config=config, kernels=REFERENCE, tiles=tiles
+            Stream(base=x), cos, sin, layer, cache, slots, layer_index=0, config=config, kernels=REFERENCE, tiles=tiles
         )
 
     cache = init_kv_cache(config, CacheLayout(num_blocks=4, block_size=4))
-    q, cache = run(x, cache, jnp.asarray(POSITIONS, jnp.int32))
+    q, cache, residual = run(x, cache, jnp.asarray(POSITIONS, jnp.int32))
+    np.testing.assert_array_equal(residual, x)
     # [N K S d] -> [N*S K d]
     k, v = (a[0].transpose(0, 2, 1, 3).reshape(16, config.num_kv_heads, config.head_dim) for a in (cache.k, cache.v))
     slots = np.asarray(SLOTS)
@@ -79,15 +81,3 @@ def test_queries_and_cache_hold_the_normed_projected_rotated_input(dtype, is_qwe
         errors = np.linalg.norm(as_float64(ours) - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
         assert errors.max() < TOLERANCE[dtype], errors
     assert not np.asarray(k.astype(jnp.float32))[np.setdiff1d(np.arange(16), slots)].any()
-
-
-@pytest.mark.parametrize("is_tiled", [False, True])
-def test_output_projection_is_added_to_the_residual(is_tiled):
-    config = tiny_config(has_o_bias=True)
-    layer = random_params(config, jax.random.key(5)).layers[0]
-    attended = jax.random.normal(jax.random.key(6), (8, config.num_heads, config.head_dim))
-    residual = jax.random.normal(jax.random.key(7), (8, config.hidden_size))
-    tiles = RowTiles(8, jnp.int32(8)) if is_tiled else None
-    out = project_add(attended, residual, layer.o_proj, kernels=REFERENCE, tiles=tiles)
-    product = as_float64(attended).reshape(8, -1) @ as_float64(layer.o_proj.weight) + as_float64(layer.o_proj.bias)
-    np.testing.assert_allclose(np.asarray(out), as_float64(residual) + product, rtol=0.0, atol=5e-6)

@@ -15,10 +15,12 @@ from helpers.sampling_reference import (
     log_softmax,
     logits_of,
     sampling_distribution,
+    sampling_inputs,
 )
 from helpers.tiny_model import tiny_config
 
 from photon_jax.config import KernelConfig
+from photon_jax.ops import norm, sampling
 from photon_jax.ops.sampling import head_score
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.request import MIN_TEMPERATURE
@@ -253,3 +255,24 @@ def test_a_program_for_greedy_rows_gives_what_the_general_one_gives():
     general, greedy = draw(hidden, head, **fields), draw(hidden, head, is_greedy=True, **fields)
     assert np.array_equal(general[0], greedy[0])
     np.testing.assert_allclose(general[1], greedy[1], rtol=1e-6, atol=1e-6)
+
+
+def test_the_kernel_of_greedy_rows_takes_the_same_tokens_with_the_same_log_probabilities(monkeypatch):
+    for module, name in ((sampling, "greedy_sample"), (norm, "rms_norm_kernel")):
+        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), interpret=True))
+    hidden, head = model()
+    likeliest = np.argsort(-logits_of(hidden, head), axis=1)[:, :1]
+    fields = {"stop_ids": np.repeat(likeliest, 32, axis=1), "num_stop_ids": 1, "masks_stops": np.arange(16) % 2}
+    token_ids, logprobs, _ = sampling.head_sample(
+        jnp.asarray(hidden),
+        sampling_inputs(16, **fields),
+        head_params(head),
+        config=tiny_config(rms_norm_eps=EPS, vocab_size=VOCAB, hidden_size=WIDTH),
+        kernels=KernelConfig(linear="triton", attention="reference"),
+        tiles=None,
+        is_greedy=True,
+    )
+    expected_ids, expected = draw(hidden, head, is_greedy=True, **fields)
+    np.testing.assert_array_equal(token_ids, expected_ids)
+    assert not np.any((expected_ids == likeliest[:, 0]) != (np.arange(16) % 2 == 0)), "every other row's is banned"
+    np.testing.assert_allclose(logprobs, expected, rtol=0, atol=1e-5)

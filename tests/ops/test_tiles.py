@@ -8,6 +8,7 @@ from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.config import KernelConfig
 from photon_jax.ops.mlp import gate_up
+from photon_jax.ops.stream import Stream
 from photon_jax.ops.tiles import RowTiles, map_rows
 
 TILE = 8
@@ -16,9 +17,8 @@ WIDTH = tiny_config().hidden_size
 
 @jax.jit
 def _compute(x, num_rows, layer):
-    return gate_up(
-        x, layer, config=tiny_config(), kernels=KernelConfig(linear="reference"), tiles=RowTiles(TILE, num_rows)
-    )
+    kernels, tiles = KernelConfig(linear="reference"), RowTiles(TILE, num_rows)
+    return gate_up(Stream(base=x), layer, config=tiny_config(), kernels=kernels, tiles=tiles)[0]
 
 
 def compute(x, num_rows):

@@ -133,6 +133,8 @@ def test_a_wrong_field_is_named(served, fields, param, told):
         ({"prompt": [999]}, "prompt", "the prompt holds 999"),
         ({"prompt": [[1], [999]]}, "prompt", "prompt 1"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens", "got -1"),
+        ({"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens", "got -1"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of", "use n"),
         ({"prompt": ["a"] * 100, "n": 100}, "n", "1024"),
@@ -150,6 +152,19 @@ def test_a_wrong_field_of_a_completion_is_named(served, fields, param, told):
     error = error_of(served.post("/v1/completions", content=content, headers={"Content-Type": "application/json"}))
     assert told in error["message"] and "request" not in error["message"], "no client knows the engine's names"
     assert error["param"] == param
+
+
+@pytest.mark.parametrize("fields", [{"echo": True}, {"echo": True, "stream": True}, {"prompt_logprobs": 1}])
+def test_an_id_of_the_models_padding_is_refused_before_the_work_where_its_text_is_asked_for(
+    served, monkeypatch, fields
+):
+    monkeypatch.setattr(served.llm.tokenizer, "vocab_size", 200)
+    body = {"prompt": [65, 201], "max_tokens": 1}
+    before = served.llm.metrics().num_tokens
+    error = error_of(served.post("/v1/completions", body | fields))
+    assert "the prompt holds 201, which has no text to give back; the ids 0 to 199 have one" in error["message"]
+    assert (error["param"], served.llm.metrics().num_tokens) == ("prompt", before)
+    assert served.post("/v1/completions", body | {"logit_bias": {"65": 100}}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -244,9 +259,14 @@ def test_an_unknown_model_is_not_found(served, client):
 
 
 def test_unknown_paths_and_methods_have_the_form_too(served):
-    assert error_of(served.get("/v1/nothing"), 404)["code"] == "not_found"
+    error = error_of(served.get("/v1/nothing"), 404)
+    assert (error["code"], error["message"]) == (
+        "not_found", "this server has no GET /v1/nothing; /openapi.json lists what it has",
+    )  # fmt: skip
+    assert len(error_of(served.get(f"/{'x' * 4000}"), 404)["message"]) < 300
     answer = served.get(CHAT)
-    assert error_of(answer, 405)["code"] == "method_not_allowed"
+    error = error_of(answer, 405)
+    assert error["code"] == "method_not_allowed" and f"no GET {CHAT};" in error["message"]
     assert answer.headers["allow"] == "POST"
 
 

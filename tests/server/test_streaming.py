@@ -1,6 +1,7 @@
 """EventStream without a server: headers, keep-alive comments, errors, and clients that leave."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_events_come_whole_after_headers_that_keep_proxies_from_holding_them():
     assert b"content-length" not in headers
     assert client.body == 'data: {"text":"né?"}\n\ndata: {"text":2}\n\n'.encode()
     assert client.messages[-1]["more_body"] is False
+
+
+def test_an_event_is_one_line_also_for_clients_that_split_at_every_line_end_of_unicode():
+    value = {"text": "a\x85b\u2028c\u2029d\x0b\x0c\x1c\x1d\x1e\r\n😀é"}
+    line, blank = event(value).decode().splitlines()
+    assert (json.loads(line.removeprefix("data: ")), blank) == (value, "")
+    assert "😀é" in line
 
 
 def test_a_comment_is_sent_in_silence_alone():

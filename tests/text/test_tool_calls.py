@@ -66,6 +66,7 @@ GOOD = [
     (LLAMA3_JSON, f"{LLAMA_ONE}; {LLAMA_ONE.replace('f', 'g')}", "", [("f", '{"a": 1}'), ("g", '{"a": 1}')]),
     (LLAMA3_JSON, f"{LLAMA_ONE}\n{LLAMA_ONE}", "", [("f", '{"a": 1}')] * 2),
     (LLAMA3_JSON, '{"type": "function", "name": "f", "arguments": {}}', "", [("f", "{}")]),
+    (LLAMA3_JSON, f"{LLAMA_ONE}\n\n{{}} is empty.", "{} is empty.", [("f", '{"a": 1}')]),
     (LLAMA3_JSON, f"{LLAMA_ONE} And so on.", "And so on.", [("f", '{"a": 1}')]),
 ]  # fmt: skip
 NO_CALLS = [
