@@ -1,7 +1,7 @@
 """Checks and times the Pallas kernels, from a checkout.
 
 On a GPU: `PYTHONPATH=. python scripts/bench_kernels.py --out results.jsonl`. Without one, `--smoke` interprets small
-cases. `--suite steps` times whole decode steps instead of single kernels.
+cases. Whole decode steps are timed by scripts/bench_decode.py.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import jax.extend
 from pallas_kernels.common.bench import Reporter, print_summary
 from pallas_kernels.common.device import device_name
 from pallas_kernels.common.tuning import winner_lines
-from pallas_kernels.decode_step import bench as step_bench
 from pallas_kernels.int8_matmul import bench as matmul_bench
 from pallas_kernels.paged_attention import bench as attention_bench
 from pallas_kernels.prefill_attention import bench as prefill_bench
@@ -29,27 +28,20 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="interpret small cases; no GPU, no timings")
     parser.add_argument("--out", type=Path, help="file for results, one JSON object a line")
     parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
-    parser.add_argument("--suite", default="kernels", choices=("kernels", "steps"), help="what to time")
     parser.add_argument("--tuned_dir", type=Path, help="folder for the tables of winners of this run, one per kernel")
     parser.add_argument("--kernels", default="matmul,attention,prefill", help="which kernels to time")
-    parser.add_argument("--rows", help="rows M, 1,16,8,128 of single matmuls and 1,8,64 of whole steps by default")
+    parser.add_argument("--rows", default="1,16,8,128", help="rows M of matmuls")
     parser.add_argument("--brief", action="store_true", help="fewer attention cases")
     flags = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*Triton backend is deprecated.*")
     reporter = Reporter(flags.out, budget_s=flags.budget_s)
     versions = {"jax": jax.__version__, "python": platform.python_version(), "device": device_name()}
     reporter.emit(kernel="all", case="versions", **versions, backend=jax.extend.backend.get_backend().platform_version)
-    if flags.smoke or flags.suite == "kernels":
-        attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
-        prefill_bench.check_correctness(reporter, is_smoke=flags.smoke)
-        matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
-    if flags.smoke:
-        step_bench.check_correctness(reporter, is_smoke=True)
-    elif flags.suite == "kernels":
-        _run_kernels(reporter, flags)
-    else:
-        step_bench.run(reporter, rows=_rows(flags, default="1,8,64"))
+    attention_bench.check_correctness(reporter, is_smoke=flags.smoke)
+    prefill_bench.check_correctness(reporter, is_smoke=flags.smoke)
+    matmul_bench.check_correctness(reporter, is_smoke=flags.smoke)
     if not flags.smoke:
+        _run_kernels(reporter, flags)
         print_summary(reporter)
     if flags.tuned_dir:
         _write_winners(reporter, flags.tuned_dir)
@@ -59,13 +51,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _rows(flags: argparse.Namespace, *, default: str) -> list[int]:
-    return [int(m) for m in (flags.rows or default).split(",")]
-
-
 def _run_kernels(reporter: Reporter, flags: argparse.Namespace) -> None:
     matmul_bench.time_glue(reporter)
-    rows = _rows(flags, default="1,16,8,128")
+    rows = [int(m) for m in flags.rows.split(",")]
     # The first rows, then attention, then the others: what a short budget leaves out matters least.
     if "matmul" in flags.kernels:
         matmul_bench.run(reporter, rows=rows[:2])

@@ -112,21 +112,19 @@ def fused_matmul(
     scale: jax.Array | None = None,
     *,
     group_size: int = 0,
-    residual: jax.Array | None = None,
     is_gated: bool = False,
     out_dtype: jnp.dtype | None = None,
     backend: Backend = "triton",
     tiles: TileConfig | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns a product with its gate and residual, as `fused_matmul_reference` defines it.
+    """Returns a product with its gate, as `fused_matmul_reference` defines it.
 
     Args:
       x: bf16, f16 or f32[M I]
       weight: int8[O I] with scales, or dense of x's dtype.
       scale: f16 or f32[O ceil(I/group_size)]
       group_size: inputs per scale, a power of two.
-      residual: [M O], or [M O/2] if gated.
       is_gated: the weights hold a gate's outputs, then those of an up projection; the result is silu(gate) * up.
       out_dtype: of the result, x's by default.
       backend: which implementation.
@@ -139,13 +137,14 @@ def fused_matmul(
       KernelUnsupportedError: the backend can't compute these shapes or dtypes.
     """
     _check_product(x, weight)
-    _check_surroundings(x, weight, residual, is_gated=is_gated)
+    if is_gated and weight.shape[0] % 2:
+        raise ValueError(f"gated weights hold two equal halves of outputs, got {weight.shape[0]} outputs")
     _check_weight(x, weight, scale, group_size)
     chosen = _choose(x, weight, group_size, backend, tiles)
     if tiles is None and is_gated and chosen.can_gate:
         chosen = dataclasses.replace(chosen, tile_n=max(1 if chosen.method == "sum" else 16, chosen.tile_n // 2))
     options = {"group_size": group_size, "is_gated": is_gated, "out_dtype": out_dtype}
-    out: jax.Array = matmul_triton(x, weight, scale, residual, **options, tiles=chosen, interpret=interpret)
+    out: jax.Array = matmul_triton(x, weight, scale, **options, tiles=chosen, interpret=interpret)
     return out
 
 
@@ -181,11 +180,3 @@ def matmul_parts(
     tiles = _choose(x, weight, group_size, backend, tiles)
     parts: jax.Array = parts_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
     return parts
-
-
-def _check_surroundings(x: jax.Array, weight: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> None:
-    if is_gated and weight.shape[0] % 2:
-        raise ValueError(f"gated weights hold two equal halves of outputs, got {weight.shape[0]} outputs")
-    expected = (x.shape[0], weight.shape[0] // (2 if is_gated else 1))
-    if residual is not None and residual.shape != expected:
-        raise ValueError(f"the residual must have the shape of the result, {expected}, got {residual.shape}")

@@ -64,22 +64,18 @@ def fused_matmul_reference(
     scale: jax.Array | None = None,
     *,
     group_size: int = 0,
-    residual: jax.Array | None = None,
     is_gated: bool = False,
     out_dtype: jnp.dtype | None = None,
 ) -> jax.Array:
-    """Returns residual + act(x @ weight.T) in float32, cast to out_dtype (x's by default).
-
-    The parts that are not given are left out. act(y) = silu(y[:, :F]) * y[:, F:] if is_gated.
+    """Returns x @ weight.T, or silu(y[:, :F]) * y[:, F:] of it if is_gated, in float32, cast to out_dtype.
 
     Args:
       x: [M I]
       weight: int8[O I] with scales, or dense.
       scale: f16 or f32[O ceil(I/group_size)]
       group_size: inputs per scale.
-      residual: [M O], or [M O/2] if gated.
       is_gated: the weights hold a gate's outputs, then those of an up projection.
-      out_dtype: of the result.
+      out_dtype: of the result, x's by default.
     """
     dtype = out_dtype or x.dtype
     if scale is not None:
@@ -88,7 +84,5 @@ def fused_matmul_reference(
     if is_gated:
         gate, up = jnp.split(out, 2, axis=1)
         out = jax.nn.silu(gate) * up
-    if residual is not None:
-        out = residual.astype(jnp.float32) + out
     rounded: jax.Array = out.astype(dtype)
     return rounded

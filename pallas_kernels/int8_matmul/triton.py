@@ -5,8 +5,7 @@ streams whole rows of weights through the ordinary cores; `dot` and `swap` multi
 k_splits > 1 each split writes float32 parts, which are added in order outside: by whoever reads them
 (`parts_triton`), or by XLA.
 
-What follows a product can ride in its kernel: the gate of an MLP (weights hold the gate's outputs, then the up
-projection's) and a residual.
+The gate of an MLP can ride in a product's kernel: weights hold the gate's outputs, then the up projection's.
 """
 
 import dataclasses
@@ -46,30 +45,26 @@ class Surroundings:
 
     Attributes:
       has_scale: the weights are int8 with scales.
-      has_residual: a residual is added to the result.
       is_gated: the result is silu(gate) * up of the two halves of the outputs.
     """
 
     has_scale: bool
-    has_residual: bool = False
     is_gated: bool = False
 
     def take(self, refs):
-        """Returns the references of scale and residual, None where there is none, and the output."""
-        rest = list(refs)
-        found = [rest.pop(0) if has else None for has in (self.has_scale, self.has_residual)]
-        return (*found, rest[0])
+        """Returns the references of the scale, None where there is none, and the output."""
+        return refs if self.has_scale else (None, *refs)
 
 
 def _sum_kernel(
     x_ref,  # [M I]
     w_ref,  # [O I], int8 or dense
-    *refs,  # scale [O ceil(I/g)], residual [M O], as far as used; the output f32[splits M O] or [M O]
+    *refs,  # scale [O ceil(I/g)] of int8 weights; the output f32[splits M O] or [M O]
     tiles: TileConfig,
     group_size: int,
     around: Surroundings,
 ):
-    scale_ref, residual_ref, out_ref = around.take(refs)
+    scale_ref, out_ref = around.take(refs)
     num_rows, (num_weights, num_inputs) = x_ref.shape[0], w_ref.shape
     num_outputs = out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
@@ -113,10 +108,10 @@ def _sum_kernel(
         for step in range(steps):
             accs = accumulate(step, accs)
     totals = [acc.sum(axis=2).sum(axis=1) for acc in accs]
-    _store_sums(totals, residual_ref, out_ref, first_output, is_gated=around.is_gated)
+    _store_sums(totals, out_ref, first_output, is_gated=around.is_gated)
 
 
-def _store_sums(totals, residual_ref, out_ref, first_output, *, is_gated):
+def _store_sums(totals, out_ref, first_output, *, is_gated):
     """Stores f32[N] for each row; of gated outputs the gates of all rows come first."""
     num_rows, num_outputs = out_ref.shape[-2:]
     outputs = first_output + lax.iota(jnp.int32, totals[0].shape[0])
@@ -126,20 +121,18 @@ def _store_sums(totals, residual_ref, out_ref, first_output, *, is_gated):
         if is_gated:
             value = value * jax.nn.sigmoid(value) * totals[num_rows + row]
         index = (row, outputs) if out_ref.ndim == 2 else (pl.program_id(1), row, outputs)
-        if residual_ref is not None:
-            value = value + plt.load(residual_ref.at[index], mask=mask, other=0.0).astype(jnp.float32)
         plt.store(out_ref.at[index], value.astype(out_ref.dtype), mask=mask)
 
 
 def _dot_kernel(
     x_ref,  # [M I]
     w_ref,  # [O I], int8 or dense
-    *refs,  # scale [O ceil(I/g)], residual [M O], as far as used; the output f32[splits M O] or [M O]
+    *refs,  # scale [O ceil(I/g)] of int8 weights; the output f32[splits M O] or [M O]
     tiles: TileConfig,
     group_size: int,
     around: Surroundings,
 ):
-    scale_ref, residual_ref, out_ref = around.take(refs)
+    scale_ref, out_ref = around.take(refs)
     (num_rows, num_inputs), num_outputs = x_ref.shape, out_ref.shape[-1]
     split_inputs, steps = _steps(num_inputs, tiles)
     rows = pl.program_id(0) * tiles.tile_m + lax.iota(jnp.int32, tiles.tile_m)
@@ -188,7 +181,7 @@ def _dot_kernel(
     shape = (tiles.tile_n, tiles.tile_m) if is_swapped else (tiles.tile_m, tiles.tile_n)
     zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in halves)
     accs, _ = lax.fori_loop(0, steps, accumulate, (zeros, load_scales(0)))
-    _store_tile(accs, rows, outputs, residual_ref, out_ref, is_swapped=is_swapped)
+    _store_tile(accs, rows, outputs, out_ref, is_swapped=is_swapped)
 
 
 def _load_scales(scale_ref, halves, firsts, mask, num_inputs, group_size):
@@ -200,14 +193,12 @@ def _load_scales(scale_ref, halves, firsts, mask, num_inputs, group_size):
     return tuple(plt.load(scale_ref.at[half, group], mask=mask, other=0.0) for half in halves for group in groups)
 
 
-def _store_tile(accs, rows, outputs, residual_ref, out_ref, *, is_swapped):
+def _store_tile(accs, rows, outputs, out_ref, *, is_swapped):
     num_rows, num_outputs = out_ref.shape[-2:]
     value = accs[0] * jax.nn.sigmoid(accs[0]) * accs[1] if len(accs) == 2 else accs[0]
     row_axis, output_axis = (0, 1) if is_swapped else (1, 0)
     index = (jnp.expand_dims(rows, row_axis), jnp.expand_dims(outputs, output_axis))
     mask = jnp.expand_dims(rows < num_rows, row_axis) & jnp.expand_dims(outputs < num_outputs, output_axis)
-    if residual_ref is not None:
-        value = value + plt.load(residual_ref.at[index], mask=mask, other=0.0).astype(jnp.float32)
     part = () if out_ref.ndim == 2 else (pl.program_id(2),)
     plt.store(out_ref.at[(*part, *index)], value.astype(out_ref.dtype), mask=mask)
 
@@ -233,7 +224,6 @@ def matmul_triton(
     x: jax.Array,  # [M I]
     weight: jax.Array,  # int8[O I], or dense
     scale: jax.Array | None,  # [O ceil(I/g)], None if dense
-    residual: jax.Array | None = None,  # [M O]
     *,
     group_size: int,
     tiles: TileConfig,
@@ -243,15 +233,15 @@ def matmul_triton(
 ) -> jax.Array:
     """Returns the product with what follows it, in out_dtype (x's by default); arguments are checked by the caller.
 
-    With splits, gate and residual come after the kernel; so does the gate of large tiles.
+    With splits, and of large tiles, the gate comes after the kernel.
     """
     dtype = out_dtype or x.dtype
     if tiles.k_splits > 1 or (is_gated and not tiles.can_gate):
         parts = parts_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
-        return _finish(parts, residual, is_gated=is_gated).astype(dtype)
-    around = Surroundings(has_scale=scale is not None, has_residual=residual is not None, is_gated=is_gated)
+        return _finish(parts, is_gated=is_gated).astype(dtype)
+    around = Surroundings(has_scale=scale is not None, is_gated=is_gated)
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // (2 if is_gated else 1)), dtype)
-    operands = [x, weight, *(a for a in (scale, residual) if a is not None)]
+    operands = [x, weight, *(() if scale is None else (scale,))]
     return _call(operands, out, around, group_size=group_size, tiles=tiles, interpret=interpret)
 
 
@@ -296,10 +286,10 @@ def _call(
     return found
 
 
-def _finish(parts: jax.Array, residual: jax.Array | None, *, is_gated: bool) -> jax.Array:
+def _finish(parts: jax.Array, *, is_gated: bool) -> jax.Array:
     """Returns what follows the parts f32[splits M O] of a product that was computed alone."""
     out = add_parts(parts)
-    if is_gated:
-        gate, up = jnp.split(out, 2, axis=1)
-        out = jax.nn.silu(gate) * up
-    return out if residual is None else residual.astype(jnp.float32) + out
+    if not is_gated:
+        return out
+    gate, up = jnp.split(out, 2, axis=1)
+    return jax.nn.silu(gate) * up

@@ -1,1 +1,0 @@
-"""A whole decode step from the kernels alone, to measure what they are worth together."""
