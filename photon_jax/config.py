@@ -70,16 +70,17 @@ class CacheConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Limits of one step and of the queue."""
+    """Limits of one step and of the queue.
+
+    Looking a step ahead hides the host's work and the launch behind the device's, on a CPU too: 2.3 of 41 ms a step
+    with one sequence of the demo model (2 cores). It costs a step when a sequence ends at a stop id.
+    """
 
     max_num_seqs: int = dataclasses.field(default=64, metadata={"help": "sequences that run at once"})
     max_num_batched_tokens: int = dataclasses.field(default=512, metadata={"help": "tokens computed in one step"})
     max_waiting: int = dataclasses.field(default=1_000_000, metadata={"help": "requests that may wait"})
-    steps_ahead: int | None = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "steps launched before the results of the one before them are read; unset: 0 on a CPU, else 1"
-        },
+    steps_ahead: int = dataclasses.field(
+        default=1, metadata={"help": "steps launched before the results of the one before them are read"}
     )
     max_steps_per_dispatch: int | None = dataclasses.field(
         default=None,
@@ -99,18 +100,11 @@ class SchedulerConfig:
     def resolve(self, platform: str) -> "SchedulerConfig":
         """Returns the config with what is unset replaced by the choice for a JAX platform name.
 
-        On a CPU a step takes tens of milliseconds and the host's work under one: looking ahead would gain less than
-        the one step costs that is computed for nothing when a sequence ends at a stop id.
-
         Several steps a dispatch save launches where steps are short. A new request waits for the dispatches on their
         way, and tokens come when their dispatch is done: at most (steps_ahead + 1) * max_steps_per_dispatch steps late.
         """
-        is_cpu = platform == "cpu"
-        return dataclasses.replace(
-            self,
-            steps_ahead=int(not is_cpu) if self.steps_ahead is None else self.steps_ahead,
-            max_steps_per_dispatch=self.max_steps_per_dispatch or (1 if is_cpu else 8),
-        )
+        steps = self.max_steps_per_dispatch or (1 if platform == "cpu" else 8)
+        return dataclasses.replace(self, max_steps_per_dispatch=steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

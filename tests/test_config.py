@@ -80,9 +80,9 @@ def test_int8_settings_that_make_no_sense_are_refused(fields, message):
         make_engine_config(None, **fields)
 
 
-def test_looking_ahead_is_for_devices_faster_than_the_host():
+def test_the_engine_looks_a_step_ahead_and_several_steps_a_dispatch_are_for_fast_devices():
     unset, given = SchedulerConfig(), SchedulerConfig(steps_ahead=0, max_steps_per_dispatch=3)
-    for platform, expected in (("cpu", (0, 1)), ("gpu", (1, 8))):
+    for platform, expected in (("cpu", (1, 1)), ("gpu", (1, 8))):
         resolved = unset.resolve(platform)
         assert (resolved.steps_ahead, resolved.max_steps_per_dispatch) == expected
         assert given.resolve(platform) == given

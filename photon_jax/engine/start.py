@@ -130,7 +130,7 @@ def start_engine(
         compile_all(runner, ahead, on_program=on_program)
     runner.has_warmed_up = True
     scheduler = Scheduler(config.scheduler, config.cache, plan.layout, max_model_len=plan.max_model_len)
-    engine = Engine(scheduler, runner, steps_ahead=config.scheduler.steps_ahead or 0)
+    engine = Engine(scheduler, runner, steps_ahead=config.scheduler.steps_ahead)
     logging.info("kernels %s, buckets %s", kernels, plan.buckets)
     return StartedEngine(
         engine,
