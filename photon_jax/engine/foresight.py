@@ -17,6 +17,7 @@ class Crowd:
       num_rows: sequences.
       num_tokens: most tokens of a step.
       num_blocks: cache blocks of the longest sequence at its end.
+      has_greedy, has_random: whether a request takes the likeliest tokens, and whether one draws them.
       has_scores, has_controls: whether a request asks for them.
       has_top, has_prompt_top: whether one asks for the most likely tokens of its output, and of its prompt.
     """
@@ -24,6 +25,8 @@ class Crowd:
     num_rows: int
     num_tokens: int
     num_blocks: int
+    has_greedy: bool
+    has_random: bool
     has_scores: bool
     has_controls: bool
     has_top: bool
@@ -44,6 +47,8 @@ class Crowd:
             num_rows=len(requests),
             num_tokens=(sum(lengths) if may_be_preempted else num_prompt_tokens) + len(requests),
             num_blocks=max(num_blocks),
+            has_greedy=any(not each.params.temperature for each in requests),
+            has_random=any(each.params.temperature for each in requests),
             has_scores=any(each.wants_scores for each in requests),
             has_controls=any(each.has_controls for each in requests),
             has_top=any(each.params.logprobs for each in requests),
@@ -62,8 +67,11 @@ class Crowd:
         fits_decode = is_decode and layout.num_tokens <= _bucket(sizes, self.num_rows)
         fits_mixed = is_mixed and layout.num_tokens in counts and layout.num_tokens <= _bucket(counts, self.num_tokens)
         has_top = self.has_top or (self.has_prompt_top and fits_mixed)
+        is_drawn = is_rare or not buckets.has_greedy_programs
+        fits_sampling = is_drawn or (self.has_greedy if layout.is_greedy else self.has_random)
         return (
             (fits_decode or fits_mixed)
+            and fits_sampling
             and layout.table_width <= _bucket(buckets.table_widths, self.num_blocks)
             and layout.has_scores <= self.has_scores
             and layout.has_top <= has_top

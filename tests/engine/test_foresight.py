@@ -24,6 +24,8 @@ def every_buckets():
 
 def draw_request(rng, index):
     fields = {}
+    if rng.random() < 0.5:
+        fields["temperature"] = rng.choice([0.0, 0.7])
     if rng.random() < 0.2:
         fields["logprobs"] = 2
     if rng.random() < 0.2:
@@ -63,6 +65,16 @@ def test_every_step_of_a_crowd_comes_in_a_layout_that_it_may_need(seed):
 def needed_by(requests, spec, num_prompt_tokens=None):
     crowd = crowd_of(requests, num_prompt_tokens)
     return [layout for layout in spec.layouts() if crowd.may_need(layout, spec)]
+
+
+def test_programs_of_greedy_steps_and_of_others_are_needed_by_those_who_sample_so():
+    *_, spec = every_buckets()
+    greedy, random_one = make_request("0", [1] * 3, temperature=0.0), make_request("1", [1] * 3, temperature=0.5)
+    kinds = [
+        {each.is_greedy for each in needed_by(crowd, spec)}
+        for crowd in ([greedy] * 2, [random_one] * 2, [greedy, random_one])
+    ]
+    assert kinds == [{True}, {False}, {False, True}]
 
 
 @pytest.mark.parametrize("spec", list(every_buckets()), ids=["tiled", "padded"])

@@ -108,7 +108,11 @@ def expected_tops(tokens: Sequence[int], num_top: int) -> tuple[np.ndarray, np.n
 
 def make_request(request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: object) -> Request:
     """Returns a request; the fields of its params go there, the others to the request."""
-    given = {name: fields.pop(name) for name in ("min_tokens", "logprobs", "prompt_logprobs") if name in fields}
+    given = {
+        name: fields.pop(name)
+        for name in ("temperature", "min_tokens", "logprobs", "prompt_logprobs")
+        if name in fields
+    }
     params = SamplingParams(max_tokens=max_tokens, **given)
     return Request(request_id=request_id, prompt_token_ids=tuple(prompt), params=params, **fields)
 
