@@ -254,7 +254,8 @@ def make_engine_config(base: EngineConfig | None, **fields: object) -> EngineCon
                 parts[part][name] = value
                 break
         else:
-            raise ConfigError(f"unknown engine setting {name!r}")
+            known = {f.name for owner in owners.values() for f in dataclasses.fields(owner)} - parts.keys()
+            raise ConfigError(f"unknown engine setting {name!r}; the settings are {', '.join(sorted(known))}")
     seqs, tokens = parts["scheduler"].get("max_num_seqs"), parts["scheduler"].get("max_num_batched_tokens")
     if isinstance(seqs, int) and tokens is None:
         parts["scheduler"]["max_num_batched_tokens"] = max(seqs, SchedulerConfig().max_num_batched_tokens)

@@ -46,7 +46,10 @@ def test_a_kernel_that_does_not_exist_is_refused(fields):
         (lambda: EngineConfig(dtype="int4"), "dtype must be one of auto, float32, bfloat16, float16, got 'int4'"),
         (lambda: EngineConfig(max_model_len=-1), "max_model_len must be a positive integer, got -1"),
         (lambda: make_engine_config(EngineConfig(), block_size=16), "give engine_config or the fields block_size"),
-        (lambda: make_engine_config(None, blocksize=16), "unknown engine setting 'blocksize'"),
+        (
+            lambda: make_engine_config(None, blocksize=16),
+            "unknown engine setting 'blocksize'; the settings are attention, block_size, compile_cache_dir, ",
+        ),
     ],
 )
 def test_wrong_settings_are_errors_that_name_them(make, message):
