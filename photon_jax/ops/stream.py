@@ -26,7 +26,7 @@ class Stream:
 
     Attributes:
       base: without the last product, or with it.
-      parts: of the last product where a kernel left some, added one after the other, then to base; else None.
+      parts: of the last product where they were left for the norm, added one after the other, then to base; else None.
     """
 
     base: jax.Array  # f32[T D]
