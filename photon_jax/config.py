@@ -6,13 +6,14 @@ from typing import Literal, TypedDict, get_args
 from photon_jax.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Backend = Literal["auto", "reference", "xla", "triton", "mosaic"]
+Backend = Literal["auto", "reference", "xla", "triton", "mosaic", "uniform"]
 Warmup = Literal["full", "lazy"]
 Quantization = Literal["int8"]
 KVDType = Literal["auto", "int8"]
 
 GROUP_SIZES = (32, 64, 128)
 MAX_SIZE = 2**31 - 1
+OWN_KERNELS: tuple[Backend, ...] = ("triton", "uniform")  # backends of a GPU that are our own kernels
 
 
 def _require_positive(owner: "CacheConfig | SchedulerConfig | EngineConfig", *names: str) -> None:
@@ -25,7 +26,7 @@ def _require_positive(owner: "CacheConfig | SchedulerConfig | EngineConfig", *na
             raise ConfigError(f"{name} must be a positive integer, got {value!r:.100}")
 
 
-def _require_bools(owner: "CacheConfig | EngineConfig") -> None:
+def _require_bools(owner: "CacheConfig | KernelConfig | EngineConfig") -> None:
     """Raises ConfigError unless each field that is declared a bool is one."""
     for field in dataclasses.fields(owner):
         value = getattr(owner, field.name)
@@ -84,7 +85,7 @@ class SchedulerConfig:
     )
     max_steps_per_dispatch: int | None = dataclasses.field(
         default=None,
-        metadata={"help": "decode steps that may run in one dispatch while none waits; unset: 1 on a CPU, else 8"},
+        metadata={"help": "decode steps that may run in one dispatch while none can join; unset: 1 on a CPU, else 8"},
     )
 
     def __post_init__(self) -> None:
@@ -102,6 +103,7 @@ class SchedulerConfig:
 
         Several steps a dispatch save launches where steps are short. A new request waits for the dispatches on their
         way, and tokens come when their dispatch is done: at most (steps_ahead + 1) * max_steps_per_dispatch steps late.
+        So does one that waits for a place or for blocks, from when these are free.
         """
         steps = self.max_steps_per_dispatch or (1 if platform == "cpu" else 8)
         return dataclasses.replace(self, max_steps_per_dispatch=steps)
@@ -113,16 +115,30 @@ class KernelConfig:
 
     `auto` is resolved once when the engine starts: `reference` on a CPU, `triton` on a GPU. That is our int8 product
     (dense ones stay with XLA) and our decode attention, which takes head sizes that are powers of two.
+
+    With `invariant` the bits of a request depend on the request alone: never on the rows that are computed with it, on
+    the chunks of its prompt, or on a preemption. On a CPU that is what `reference` does in any case. On a GPU `auto`
+    then becomes `uniform`: each op is one kernel, with one order of its sums, for every number of rows.
     """
 
     linear: Backend = dataclasses.field(default="auto", metadata={"help": "implementation of the linear layers"})
     attention: Backend = dataclasses.field(default="auto", metadata={"help": "implementation of paged attention"})
+    invariant: bool = dataclasses.field(
+        default=False,
+        metadata={"help": "the same bits in any company, on a GPU by slower kernels; on a CPU reference does that"},
+    )
 
     def __post_init__(self) -> None:
+        _require_bools(self)
         for name in ("linear", "attention"):
-            _require_choice(name, getattr(self, name), get_args(Backend))
-            if getattr(self, name) == "mosaic":
-                raise ConfigError(f"{name}={getattr(self, name)!r} has no kernel in this release; use auto or xla")
+            value = getattr(self, name)
+            _require_choice(name, value, get_args(Backend))
+            if value == "mosaic":
+                raise ConfigError(f"{name}={value!r} has no kernel in this release; use auto or xla")
+            if self.invariant and value in ("xla", "triton"):
+                raise ConfigError(f"{name}={value!r} is not invariant, which invariant=True asks for; use auto")
+            if value == "uniform" and not self.invariant:
+                raise ConfigError(f"{name}='uniform' is what auto becomes with invariant=True; use that")
 
     def resolve(self, platform: str, *, head_dim: int) -> "KernelConfig":
         """Returns the config with every `auto` replaced by the choice for a JAX platform name and a model's head size.
@@ -131,12 +147,22 @@ class KernelConfig:
           ConfigError: the platform has no such kernel.
         """
         for name in ("linear", "attention"):
-            if getattr(self, name) == "triton" and platform != "gpu":
-                raise ConfigError(f"{name}='triton' needs an NVIDIA GPU, JAX runs on {platform!r}; use auto")
-        linear: Backend = {"cpu": "reference", "gpu": "triton"}.get(platform, "xla")  # type: ignore[assignment]
+            value = getattr(self, name)
+            if value in OWN_KERNELS and platform != "gpu":
+                raise ConfigError(f"{name}={value!r} needs an NVIDIA GPU, JAX runs on {platform!r}; use auto")
+            if self.invariant and value == "reference" and platform != "cpu":
+                raise ConfigError(f"{name}='reference' is invariant on a CPU alone, JAX runs on {platform!r}; use auto")
         has_kernel = head_dim >= 16 and head_dim & (head_dim - 1) == 0
+        if self.invariant and not (platform == "cpu" or (platform == "gpu" and has_kernel)):
+            raise ConfigError(
+                "invariant=True needs a CPU, or an NVIDIA GPU and a head size that is a power of two of at least 16; "
+                f"JAX runs on {platform!r}, and the model's head size is {head_dim}"
+            )
+        own: Backend = "uniform" if self.invariant else "triton"
+        linear: Backend = {"cpu": "reference", "gpu": own}.get(platform, "xla")
         attention: Backend = "xla" if linear == "triton" and not has_kernel else linear
-        return KernelConfig(
+        return dataclasses.replace(
+            self,
             linear=linear if self.linear == "auto" else self.linear,
             attention=attention if self.attention == "auto" else self.attention,
         )
@@ -231,6 +257,7 @@ class EngineSettings(TypedDict, total=False):
     max_steps_per_dispatch: int | None
     linear: Backend | None
     attention: Backend | None
+    invariant: bool | None
 
 
 def make_engine_config(base: EngineConfig | None, **fields: object) -> EngineConfig:

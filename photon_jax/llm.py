@@ -360,7 +360,7 @@ class LLM:
         check_bar(progress)
         submissions: list[Submission] = []
         try:
-            self._client.submit_all(prompts, params, score=score, owners=owners, into=submissions)
+            self._client.submit_all(prompts, params, score=score, owners=owners, into=submissions, starts=True)
             with request_bar(submissions, progress) as show, when_finished(submissions, on_finished, show) as on_step:
                 self._client.run(submissions, on_step)
         finally:

@@ -245,6 +245,11 @@ class Request:
         return not self.score and (any(changes) or is_masked or params.repetition_penalty not in (None, 1.0))
 
     @property
+    def wants_top(self) -> bool:
+        """Whether more than the likeliest token is asked for in the places of its output."""
+        return (self.params.logprobs or 0) > 1
+
+    @property
     def wants_scores(self) -> bool:
         """Whether log-probabilities of the prompt's own tokens are asked for, alone or beside an output."""
         return self.score or self.params.prompt_logprobs is not None

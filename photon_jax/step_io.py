@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import jax
 
 STOP_IDS_WIDTH = 32
-TOP_WIDTH = 20  # most likely tokens that a step returns, where it returns any
+TOP_WIDTH = 20  # most likely tokens that a step returns, where it returns more than the likeliest one
 TOP_KINDS = ("raw", "tempered", "sampling")  # the distributions that they can be of, by number
 
 
@@ -43,12 +43,13 @@ class StepLayout:
       query_tile: tokens of one sequence that one attention item covers; 1 when each row computes one token.
       row_tile: rows that the reference ops compute at once.
       has_scores: whether the step also returns the log-probability of a target token at each position.
-      has_top: whether it also returns the most likely tokens, of each sampled row and of each scored position.
+      has_top: whether it returns the TOP_WIDTH most likely tokens of each sampled row, and of each scored position, and
+        not the likeliest one of each sampled row alone.
       is_greedy: whether no row samples randomly, so that the program can do without that branch.
       has_controls: whether a row has penalties, a bias, masked tokens or a processor.
       processors: the functions of the rows' logits processors, each once.
       num_steps: decode steps that run one after the other; more than one where each row computes one token, and has
-        neither scores nor most likely tokens nor controls.
+        neither scores nor controls.
     """
 
     num_tokens: int
@@ -137,16 +138,16 @@ class StepOutputs(NamedTuple):
       token_ids: sampled tokens.
       logprobs: of the sampled token: raw, after temperature, of the sampling distribution.
       score_logprobs: raw log-probability of target_ids, place by place, when the layout has scores.
-      top_ids, top_logprobs: the most likely tokens of the row's top_kinds distribution, when the layout has top;
-        past a vocabulary smaller than W, id 0 and -inf.
+      top_ids, top_logprobs: the most likely tokens of the row's top_kinds distribution, one where the layout has no
+        top; past a vocabulary smaller than W, id 0 and -inf.
       score_is_greedy: 1 where the target is the argmax (ties: the lowest id).
       score_top_ids, score_top_logprobs: the most likely tokens in their places, when the layout has both.
     """
 
     token_ids: "jax.Array"  # i32[B]
     logprobs: "jax.Array"  # f32[B 3]
-    top_ids: "jax.Array | None" = None  # i32[B W]
-    top_logprobs: "jax.Array | None" = None  # f32[B W]
+    top_ids: "jax.Array"  # i32[B W]
+    top_logprobs: "jax.Array"  # f32[B W]
     score_logprobs: "jax.Array | None" = None  # f32[T]
     score_is_greedy: "jax.Array | None" = None  # i32[T]
     score_top_ids: "jax.Array | None" = None  # i32[T W]
@@ -177,13 +178,13 @@ def input_fields(layout: StepLayout) -> tuple[Field, ...]:
 
 def output_fields(layout: StepLayout) -> tuple[Field, ...]:
     """Returns the arrays of StepOutputs in the order in which they lie in the packed results."""
+    top_shape = (layout.num_rows, TOP_WIDTH if layout.has_top else 1)
     fields = [
         Field("token_ids", (layout.num_rows,), np.int32),
         Field("logprobs", (layout.num_rows, 3), np.float32),
+        Field("top_ids", top_shape, np.int32),
+        Field("top_logprobs", top_shape, np.float32),
     ]
-    if layout.has_top:
-        fields.append(Field("top_ids", (layout.num_rows, TOP_WIDTH), np.int32))
-        fields.append(Field("top_logprobs", (layout.num_rows, TOP_WIDTH), np.float32))
     if layout.has_scores:
         fields.append(Field("score_logprobs", (layout.num_tokens,), np.float32))
         fields.append(Field("score_is_greedy", (layout.num_tokens,), np.int32))

@@ -10,8 +10,8 @@ the exit code is 1.
 Prints a JSON line a batch (`--out` keeps them): milliseconds of a step, output tokens a second, and the share of the
 byte roofline, which reads each weight once and the keys and values of the mean context once, at 4.3 TB/s (measured copy
 of an H200). `--parts` adds the parts of a layer, each by itself; `--engine` the same batch through scheduler and
-engine; `--prefill_lens` whole prompts in one step. The last lines are a table; `--plot` draws it beside the roofline
-and the engines of other_engines.json.
+engine; `--prefill_lens` whole prompts in one step. The last lines are a table; scripts/plot_decode.py draws what is in
+the files of several runs.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from photon_jax.config import make_engine_config
 from photon_jax.engine.start import StartedEngine, start_engine
 from photon_jax.models.config import QuantizationConfig
 
-OTHERS = Path(__file__).with_name("other_engines.json")
 Record = dict[str, object]
 
 
@@ -58,8 +57,6 @@ def main() -> int:
         records.append(time_batch(started, spec, flags) | about)
         emit(records[-1])
     print_table(records)
-    if flags.plot:
-        plot(records, started, flags.plot)
     if lines:
         lines.close()
     return int(any("error" in record for record in records))
@@ -87,8 +84,8 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--engine", action="store_true", help="time the batches through scheduler and engine too")
     parser.add_argument("--linear", help="implementation of the linear layers; unset: auto")
     parser.add_argument("--attention", help="implementation of attention; unset: auto")
+    parser.add_argument("--invariant", action="store_true", help="kernels that give a row its bits in any company")
     parser.add_argument("--out", type=Path, help="file for the JSON lines")
-    parser.add_argument("--plot", help="file for a picture; needs matplotlib")
     flags = parser.parse_args()
     if flags.steps % flags.steps_per_dispatch or flags.repeats < 1:
         parser.error("--steps must be a multiple of --steps_per_dispatch, and --repeats at least 1")
@@ -113,6 +110,7 @@ def start(flags: argparse.Namespace, params: object, config: object) -> StartedE
         max_steps_per_dispatch=flags.steps_per_dispatch,
         linear=flags.linear,
         attention=flags.attention,
+        invariant=flags.invariant,
     )
     return start_engine(params, config, engine_config)
 
@@ -167,29 +165,6 @@ def print_table(records: list[Record]) -> None:
         parts = [name.removesuffix("_share") for name in record if name.endswith("_share") and name != "roofline_share"]
         for name in parts:
             print(f"{'':>6} {name:>18} {record[f'{name}_ms']:>10} {'':>10} {record[f'{name}_share']:>12.1%}")
-
-
-def plot(records: list[Record], started: StartedEngine, path: str) -> None:
-    """Draws tokens per second over the batch, beside the roofline and other engines on the same shape."""
-    from matplotlib.figure import Figure
-
-    right = [record for record in records if "error" not in record]
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    batches = [record["batch"] for record in right]
-    limits = [record["tokens_per_s"] / record["roofline_share"] for record in right]
-    weights = right[0]["quantization"] or right[0]["dtype"]
-    axes.plot(batches, limits, color="gray", linestyle="--", label=f"bytes at 4.3 TB/s, {weights}")
-    axes.plot(batches, [record["tokens_per_s"] for record in right], marker="o", label=f"photon_jax, {weights}")
-    for other in json.loads(OTHERS.read_text()):
-        if other["shape"] == right[0]["shape"]:
-            sizes = [int(size) for size in other["tokens_per_s"]]
-            axes.plot(sizes, list(other["tokens_per_s"].values()), marker=".", label=other["name"])
-    axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="output tokens per second")
-    axes.set_title(f"{right[0]['shape']}, {right[0]['device']}, context {right[0]['context']}")
-    axes.set_xticks(batches, [str(batch) for batch in batches])
-    axes.legend()
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,8 @@ class Clock:
 class RandomRunner:
     """Builds what a step would be given, and answers with random tokens; none of them ends a sequence."""
 
+    allows_several = True
+
     def __init__(self, buckets: BucketSpec, builder: InputBuilder) -> None:
         self.launched = LaunchCounters()
         self._buckets = buckets

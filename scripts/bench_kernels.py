@@ -14,12 +14,15 @@ from pathlib import Path
 import jax
 import jax.extend
 
+from pallas_kernels import glue_bench
 from pallas_kernels.common.bench import Reporter, print_summary
 from pallas_kernels.common.device import device_name
 from pallas_kernels.common.tuning import winner_lines
 from pallas_kernels.int8_matmul import bench as matmul_bench
 from pallas_kernels.paged_attention import bench as attention_bench
 from pallas_kernels.prefill_attention import bench as prefill_bench
+
+KERNELS = "what to time: matmul; attention, of decode steps up to 8k of context; long, of 4k to 32k; prefill; glue"
 
 
 def main() -> int:
@@ -29,7 +32,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file for results, one JSON object a line")
     parser.add_argument("--budget_s", type=float, default=270, help="stop starting new cases after this long")
     parser.add_argument("--tuned_dir", type=Path, help="folder for the tables of winners of this run, one per kernel")
-    parser.add_argument("--kernels", default="matmul,attention,prefill", help="which kernels to time")
+    parser.add_argument("--kernels", default="matmul,attention,prefill,long,glue", help=KERNELS)
     parser.add_argument("--rows", default="1,16,8,128", help="rows M of matmuls")
     parser.add_argument("--brief", action="store_true", help="fewer attention cases")
     flags = parser.parse_args()
@@ -61,6 +64,10 @@ def _run_kernels(reporter: Reporter, flags: argparse.Namespace) -> None:
         attention_bench.run(reporter, is_brief=flags.brief)
     if "prefill" in flags.kernels:
         prefill_bench.run(reporter, is_brief=flags.brief)
+    if "long" in flags.kernels:
+        attention_bench.run_long(reporter, is_brief=flags.brief)
+    if "glue" in flags.kernels:
+        glue_bench.run(reporter)
     if "matmul" in flags.kernels:
         matmul_bench.run(reporter, rows=rows[2:])
 

@@ -29,6 +29,33 @@ def test_a_kernel_that_the_platform_lacks_is_refused():
         KernelConfig(linear="triton").resolve("cpu", head_dim=64)
 
 
+def test_invariant_ops_are_the_reference_on_a_cpu_and_uniform_kernels_on_a_gpu():
+    config = KernelConfig(invariant=True)
+    assert config.resolve("cpu", head_dim=96) == KernelConfig(linear="reference", attention="reference", invariant=True)
+    on_gpu = config.resolve("gpu", head_dim=64)
+    assert on_gpu == KernelConfig(linear="uniform", attention="uniform", invariant=True)
+    assert on_gpu.resolve("gpu", head_dim=64) == on_gpu
+    assert make_engine_config(None, invariant=True).kernels == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "platform", "message"),
+    [
+        ({"invariant": True, "linear": "xla"}, "cpu", "linear='xla' is not invariant, which invariant=True asks for"),
+        ({"invariant": True, "attention": "triton"}, "gpu", "attention='triton' is not invariant"),
+        ({"linear": "uniform"}, "gpu", "linear='uniform' is what auto becomes with invariant=True; use that"),
+        ({"invariant": True, "linear": "uniform"}, "cpu", "linear='uniform' needs an NVIDIA GPU, JAX runs on 'cpu'"),
+        ({"invariant": True, "linear": "reference"}, "gpu", "linear='reference' is invariant on a CPU alone, JAX runs"),
+        ({"invariant": True}, "tpu", "invariant=True needs a CPU, or an NVIDIA GPU .* JAX runs on 'tpu'"),
+        ({"invariant": True}, "gpu", "a power of two of at least 16; .* the model's head size is 96"),
+        ({"invariant": 1}, "cpu", "invariant must be True or False, got 1"),
+    ],
+)
+def test_what_contradicts_invariant_is_named(fields, platform, message):
+    with pytest.raises(ConfigError, match=message):
+        KernelConfig(**fields).resolve(platform, head_dim=96)
+
+
 @pytest.mark.parametrize("fields", [{"linear": "mosaic"}, {"attention": "mosaic"}])
 def test_a_kernel_that_does_not_exist_is_refused(fields):
     with pytest.raises(ConfigError, match="has no kernel in this release"):

@@ -1,4 +1,4 @@
-"""The likeliest token of each row of logits and its log-probability, in one pass over them."""
+"""The likeliest token of each row of logits, with some banned and with none, in one pass over them."""
 
 from pallas_kernels.greedy_sample.reference import greedy_sample_reference
 from pallas_kernels.greedy_sample.triton import greedy_sample

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 def greedy_sample_reference(
     logits: jax.Array, banned_ids: jax.Array, num_banned: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the likeliest token i32[M] that is not banned (ties: the lowest id), and its log-probability f32[M].
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns the likeliest token i32[M] that is not banned and its log-probability f32[M], and those of all tokens.
 
-    The log-probability is that of softmax over all tokens, the banned ones too.
+    Ties: the lowest id. The log-probabilities are those of softmax over all tokens, the banned ones too.
 
     Args:
       logits: f32[M V]
@@ -19,6 +19,7 @@ def greedy_sample_reference(
     is_banned = jnp.expand_dims(jnp.arange(banned_ids.shape[1]), 0) < jnp.expand_dims(num_banned, 1)
     rows = jnp.expand_dims(jnp.arange(logits.shape[0]), 1)
     allowed = logits.at[rows, banned_ids].min(jnp.where(is_banned, -jnp.inf, jnp.inf))
-    token_ids = jnp.argmax(allowed, axis=1).astype(jnp.int32)
+    token_ids, likeliest = (jnp.argmax(each, axis=1).astype(jnp.int32) for each in (allowed, logits))
     logprobs = jax.nn.log_softmax(logits, axis=1)
-    return token_ids, jnp.take_along_axis(logprobs, jnp.expand_dims(token_ids, 1), axis=1)[:, 0]
+    chosen = jnp.take_along_axis(logprobs, jnp.stack([token_ids, likeliest], axis=1), axis=1)
+    return token_ids, chosen[:, 0], likeliest, chosen[:, 1]

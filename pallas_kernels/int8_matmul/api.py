@@ -6,8 +6,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.common.device import device_name
+from pallas_kernels.common.device import device_name, has_mosaic
 from pallas_kernels.common.errors import KernelUnsupportedError
+from pallas_kernels.common.limbs import LimbRows, check_group
+from pallas_kernels.int8_matmul.limb_tiles import LimbTiles, choose_limb_tiles
+from pallas_kernels.int8_matmul.limbs_triton import limb_parts_triton
+from pallas_kernels.int8_matmul.mosaic_tiles import MosaicTiles
 from pallas_kernels.int8_matmul.tiles import TileConfig, choose_tiles
 from pallas_kernels.int8_matmul.triton import check_support, matmul_triton, parts_triton
 
@@ -179,4 +183,47 @@ def matmul_parts(
     _check_weight(x, weight, scale, group_size)
     tiles = _choose(x, weight, group_size, backend, tiles)
     parts: jax.Array = parts_triton(x, weight, scale, group_size=group_size, tiles=tiles, interpret=interpret)
+    return parts
+
+
+def limb_matmul_parts(
+    x: LimbRows,
+    q: jax.Array,
+    scale: jax.Array,
+    *,
+    tiles: LimbTiles | MosaicTiles | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Returns a product as f32[S M O], for whoever reads it to add: their sum is what `limb_matmul_reference` defines.
+
+    Args:
+      x: rows in limbs, [M I].
+      q: int8[O I]
+      scale: f16 or f32[O ceil(I/g)], of x's groups.
+      tiles: sizes, and which kernel; by default what was measured best. A row's bits depend on the splits alone, and
+        those of the default on O and I.
+      interpret: run without a GPU, slowly.
+
+    Raises:
+      ValueError: shapes or dtypes don't fit each other.
+      KernelUnsupportedError: the kernel can't compute these shapes.
+    """
+    check_group(x.group_size)
+    (m, k), n = x.shape, q.shape[0]
+    _check_scales(q, scale, x.group_size)
+    if x.limbs.shape != (2, *x.shape) or q.shape[1] != k or x.scale.shape != (m, scale.shape[1]):
+        raise ValueError(
+            f"expected limbs [2 M I] with scales [M {scale.shape[1]}] for weights [O I], got {x.limbs.shape}, "
+            f"{x.scale.shape} and {q.shape}"
+        )
+    if tiles is None:
+        tiles = choose_limb_tiles(
+            m=m, n=n, k=k, group_size=x.group_size, scale_dtype=scale.dtype, has_mosaic=has_mosaic()
+        )
+    if isinstance(tiles, LimbTiles):
+        parts: jax.Array = limb_parts_triton(x, q, scale, tiles=tiles, interpret=interpret)
+        return parts
+    from pallas_kernels.int8_matmul.mosaic import limb_parts_mosaic  # here, since older JAXes lack some of its names
+
+    parts = limb_parts_mosaic(x, q, scale, tiles=tiles, interpret=interpret)
     return parts

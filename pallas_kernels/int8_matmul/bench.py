@@ -11,13 +11,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.common.bench import Job, Reporter, relative_error, run_jobs
-from pallas_kernels.int8_matmul.api import dense_matmul, int8_matmul
+from pallas_kernels.common.device import has_mosaic
+from pallas_kernels.common.limbs import LimbRows, split_limbs_reference
+from pallas_kernels.common.parts import add_parts
+from pallas_kernels.int8_matmul.api import dense_matmul, int8_matmul, limb_matmul_parts
 from pallas_kernels.int8_matmul.cases import llama_1b_shapes, make_inputs, real_cases, small_cases
-from pallas_kernels.int8_matmul.reference import dense_matmul_reference, dequantize, int8_matmul_reference
+from pallas_kernels.int8_matmul.limb_tiles import LimbTiles, choose_limb_tiles
+from pallas_kernels.int8_matmul.mosaic_tiles import MosaicTiles
+from pallas_kernels.int8_matmul.reference import (
+    dense_matmul_reference,
+    dequantize,
+    int8_matmul_reference,
+    limb_matmul_reference,
+)
 from pallas_kernels.int8_matmul.tiles import TileConfig, candidates, heuristic, tuning_key
 
 _ROTATED_BYTES = 130e6  # of weights in use in turn, over twice the L2 of an H200
 _GLUE = 1e-4
+_LIMB_GLUE = 1e-9  # of a result in the scales of the next call's rows
 _TOLERANCES = {"bfloat16": 1e-2, "float32": 1e-4}
 Weights = tuple[jax.Array, jax.Array | None]
 
@@ -116,6 +127,45 @@ def _case_jobs(shape: str, m: int, group_size: int, *, with_xla: bool, limit: in
     return jobs
 
 
+def _limb_jobs(shape: str, m: int, group_size: int) -> list[Job]:
+    """Returns jobs of the default tiles with and without Mosaic, of rows whose limbs are there."""
+    n, k = llama_1b_shapes()[shape]
+    num_bytes = n * k + 4 * n * -(-k // group_size)
+    num_sets = min(32, max(2, math.ceil(_ROTATED_BYTES / num_bytes)))
+    drawn = [_draw(jax.random.key(index), n=n, k=k, group_size=group_size) for index in range(num_sets)]
+    sets = [(q, scale.astype(jnp.float32)) for q, scale in drawn if scale is not None]
+    values = jax.random.normal(jax.random.key(1000 + m), (m, k))
+    x = jax.jit(functools.partial(split_limbs_reference, group_size=group_size))(values)
+    length = max(3, min(40, round(6e-3 / num_sets / (num_bytes / 2e12 + 2e-6))))
+
+    def job(tiles: LimbTiles | MosaicTiles) -> Job:
+        def program(x: LimbRows, sets: Sequence[tuple[jax.Array, jax.Array]]) -> LimbRows:
+            def step(x: LimbRows, _: None) -> tuple[LimbRows, None]:
+                for q, scale in sets:
+                    y = add_parts(limb_matmul_parts(x, q, scale, tiles=tiles)[:, :, :1])
+                    x = dataclasses.replace(x, scale=x.scale + y * _LIMB_GLUE)
+                return x, None
+
+            return lax.scan(step, x, None, length=length)[0]
+
+        def check() -> float:
+            return relative_error(add_parts(limb_matmul_parts(x, *sets[0], tiles=tiles)), expected)
+
+        label = {"kernel": "limbs", "case": f"{shape}_m{m}_int8_g{group_size}", "tiles": tiles.label}
+        options: dict[str, Any] = {
+            "num_calls": num_sets * length,
+            "num_bytes": num_bytes,
+            "check": check,
+            "tolerance": 1e-5,
+        }
+        return Job(label=label, program=program, arguments=(x, sets), **options)
+
+    expected = limb_matmul_reference(x, *sets[0])
+    facts: dict[str, Any] = {"m": m, "n": n, "k": k, "group_size": group_size, "scale_dtype": jnp.dtype("float32")}
+    choices = (choose_limb_tiles(**facts, has_mosaic=has) for has in dict.fromkeys((has_mosaic(), False)))
+    return [job(tiles) for tiles in dict.fromkeys(choices)]
+
+
 @jax.jit
 def _dense_exact(x: jax.Array, weight: jax.Array) -> jax.Array:
     out: jax.Array = jnp.einsum(
@@ -162,6 +212,9 @@ def run(reporter: Reporter, *, rows: Sequence[int] = (1, 16, 8, 128)) -> None:
                     functools.partial(_case_jobs, shape, m, group_size, with_xla=with_xla, limit=limit),
                 )
                 run_jobs(jobs or (), reporter)
+                if group_size and 16 < m <= 128:
+                    jobs = reporter.guarded(label, functools.partial(_limb_jobs, shape, m, group_size))
+                    run_jobs(jobs or (), reporter)
     for m in set(rows) & {1, 16}:
         jobs = reporter.guarded(
             {"kernel": "matmul", "case": f"gate_up_m{m}_g32", "tiles": "all"},

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.common.limbs import LimbRows, split_groups
+
 TILE_ROWS = 8
 
 
@@ -86,3 +88,29 @@ def fused_matmul_reference(
         out = jax.nn.silu(gate) * up
     rounded: jax.Array = out.astype(dtype)
     return rounded
+
+
+@jax.jit
+def limb_matmul_reference(x: LimbRows, q: jax.Array, scale: jax.Array) -> jax.Array:
+    """Returns f32[M O]: the sum over groups, in their order, of (256 * high.q + low.q) * (scale * x.scale).
+
+    The whole number in the first brackets is exact and rounded once to float32; sums are float32's.
+
+    Args:
+      x: [M I]
+      q: int8[O I]
+      scale: f16 or f32[O ceil(I/g)], of x's groups.
+    """
+    # Products of one limb are below 2^24, so that float32 holds them exactly in any order.
+    limbs = jnp.moveaxis(split_groups(x.limbs.astype(jnp.float32), x.group_size), 2, 0)  # [G 2 M g]
+    weights = jnp.moveaxis(split_groups(q.astype(jnp.float32), x.group_size), 1, 0)  # [G O g]
+
+    def add(total: jax.Array, group: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        limbs, weights, x_scale, scale = group
+        high, low = jnp.einsum("LMI,OI->LMO", limbs, weights, precision=lax.Precision.HIGHEST)
+        factors = jnp.expand_dims(x_scale, 1) * jnp.expand_dims(scale, 0)
+        return total + (256.0 * high + low) * factors, None
+
+    zeros = jnp.zeros((x.shape[0], q.shape[0]), jnp.float32)
+    total: jax.Array = lax.scan(add, zeros, (limbs, weights, x.scale.T, scale.astype(jnp.float32).T))[0]
+    return total

@@ -22,7 +22,7 @@ class TileConfig:
       k_splits: programs that share an output's inputs; their parts are added in order.
       num_warps: warps of a program.
       num_stages: software pipelining depth.
-      vector: inputs that a thread of `sum` loads at once: 8 or 16 bytes of int8 weights.
+      vector: inputs that a thread of `sum` loads at once, at least 4 of int8 weights.
     """
 
     method: Method
@@ -74,17 +74,12 @@ def tuning_key(*, m: int, n: int, k: int, group_size: int, dtype: str) -> dict[s
 def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     """Returns tiles that every supported shape accepts, after what the runs in NOTES.md found best.
 
-    One row, in dense weights two: `sum`, a warp for two outputs, or four warps for one of more than 4096 inputs; two
-    rows of int8 take longer so than eight in `dot` (a whole step 978 and 863 us). Other small products: `dot`, with the
-    inputs split where the outputs alone are too few programs to fill a chip. Int8 for more than 32 rows: `swap`.
+    Up to two rows: `sum` (dense weights: of at most 8192 inputs). Other small products: `dot`, with the inputs split
+    where the outputs alone are too few programs to fill a chip. Int8 for more than 32 rows: `swap`.
     """
     step = max(128, 2 * group_size)
-    is_sum = m == 1 or (m == 2 and not group_size)
-    if is_sum and 4096 < k <= 8192:
-        return TileConfig(method="sum", tile_n=1, tile_k=1024, num_warps=4, num_stages=2)
-    if is_sum and k <= 4096:
-        tile_k = max(512 if n >= 8192 or k > 2048 else 256, group_size)
-        return TileConfig(method="sum", tile_n=2, tile_k=tile_k, num_warps=1, num_stages=2)
+    if m <= 2 and (group_size or k <= 8192):
+        return _streaming(n, k, group_size)
     if m <= 16:
         tile_m, tile_n, warps = 16, 64 if n >= 8192 else 32, 4
     elif m <= 64:
@@ -101,6 +96,23 @@ def heuristic(*, m: int, n: int, k: int, group_size: int) -> TileConfig:
     )
 
 
+def _streaming(n: int, k: int, group_size: int) -> TileConfig:
+    """Returns tiles of `sum`: a warp for a few outputs, up to four warps where outputs are few."""
+    vector = 16 if group_size else 8  # 16 bytes
+    if n >= 8192:
+        tile_n, tile_k, warps = 4 if group_size else 2, 512, 1
+    elif group_size:
+        tile_k = min(128 * vector, max(512, 1 << (k - 1).bit_length()))
+        tile_n, warps = 4, tile_k // (32 * vector)
+    else:
+        tile_n, tile_k, warps = (
+            (1, 128 * vector, 4) if k > 4096 else (2, min(128 * vector, 1 << (k - 1).bit_length()), 1)
+        )
+    return TileConfig(
+        method="sum", tile_n=tile_n, tile_k=max(tile_k, group_size), num_warps=warps, num_stages=2, vector=vector
+    )
+
+
 def choose_tiles(*, device: str, m: int, n: int, k: int, group_size: int, dtype: str) -> TileConfig:
     """Returns the measured winner for this device, else what the heuristic says."""
     tuned = lookup_tuned("int8_matmul", device, tuning_key(m=m, n=n, k=k, group_size=group_size, dtype=dtype))
@@ -112,11 +124,10 @@ def candidates(*, m: int, n: int, k: int, group_size: int) -> tuple[TileConfig, 
     found = [heuristic(m=m, n=n, k=k, group_size=group_size)]
     step = max(128, 2 * group_size)
     if m <= 4:
-        whole = min(8192, 1 << (k - 1).bit_length())
-        scale = max(1, whole // 2048)  # warps that a row of inputs keeps busy
-        for tile_n, warps, vector in ((2, 1, 8), (2, 1, 16), (1, 1, 16), (1, 2, 8), (4, 2, 8)):
-            sizes = {"tile_n": tile_n, "tile_k": whole, "num_warps": warps * scale, "vector": vector}
-            found.append(TileConfig(method="sum", num_stages=2, **sizes))
+        whole = max(512, min(2048, 1 << (k - 1).bit_length()), group_size)
+        for tile_n, tile_k, warps in ((2, 512, 1), (4, 512, 1), (2, whole, 1), (4, whole, 4), (8, 512, 1)):
+            sizes = {"tile_n": tile_n, "tile_k": max(tile_k, group_size), "num_warps": warps}
+            found.append(TileConfig(method="sum", num_stages=2, vector=16 if group_size else 8, **sizes))
     methods: tuple[Method, ...] = ("dot",)
     if m <= 32:
         tile_m = 16 if m <= 16 else 32

@@ -1,14 +1,13 @@
 """Small-M matmul with int8 or dense weights, Pallas with the Triton backend: Ampere and later.
 
 Letters: M rows, O outputs, I inputs, g inputs per scale. Weights lie [O I], as in checkpoints. Two kernels: `sum`
-streams whole rows of weights through the ordinary cores; `dot` and `swap` multiply tiles on the tensor cores. With
+(sum_triton.py) streams weights through the ordinary cores; `dot` and `swap` multiply tiles on the tensor cores. With
 k_splits > 1 each split writes float32 parts, which are added in order outside: by whoever reads them
 (`parts_triton`), or by XLA.
 
 The gate of an MLP can ride in a product's kernel: weights hold the gate's outputs, then the up projection's.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -19,109 +18,9 @@ from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.common.parts import add_parts
+from pallas_kernels.int8_matmul.shared import Surroundings, split_steps
+from pallas_kernels.int8_matmul.sum_triton import sum_kernel
 from pallas_kernels.int8_matmul.tiles import TileConfig
-
-MAX_UNROLLED_STEPS = 8  # of `sum`
-
-
-def _iota(size: int, axis: int, ndim: int) -> jax.Array:
-    # A broadcast keeps what the compiler knows of contiguity; a reshape loses it, and the kernel loads byte by byte.
-    return lax.broadcast_in_dim(lax.iota(jnp.int32, size), [size if i == axis else 1 for i in range(ndim)], (axis,))
-
-
-def _steps(num_inputs: int, tiles: TileConfig) -> tuple[int, int]:
-    """Returns the inputs of one split, a multiple of tile_k, and how many steps it takes."""
-    steps = pl.cdiv(pl.cdiv(num_inputs, tiles.k_splits), tiles.tile_k)
-    return steps * tiles.tile_k, steps
-
-
-def _load(ref, index, mask, other):
-    return ref[index] if mask is None else plt.load(ref.at[index], mask=mask, other=other)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What a kernel does beside the product.
-
-    Attributes:
-      has_scale: the weights are int8 with scales.
-      is_gated: the result is silu(gate) * up of the two halves of the outputs.
-    """
-
-    has_scale: bool
-    is_gated: bool = False
-
-    def take(self, refs):
-        """Returns the references of the scale, None where there is none, and the output."""
-        return refs if self.has_scale else (None, *refs)
-
-
-def _sum_kernel(
-    x_ref,  # [M I]
-    w_ref,  # [O I], int8 or dense
-    *refs,  # scale [O ceil(I/g)] of int8 weights; the output f32[splits M O] or [M O]
-    tiles: TileConfig,
-    group_size: int,
-    around: Surroundings,
-):
-    scale_ref, out_ref = around.take(refs)
-    num_rows, (num_weights, num_inputs) = x_ref.shape[0], w_ref.shape
-    num_outputs = out_ref.shape[-1]
-    split_inputs, steps = _steps(num_inputs, tiles)
-    # A step's weights are [N A C E]: A groups of C vectors of E inputs of each of N outputs. All that is loaded has one
-    # shape or is broadcast to it, so one layout, and meets in registers; a thread adds its vector before any exchange.
-    group = group_size or tiles.tile_k
-    vector = min(tiles.vector, group)
-    shape = (tiles.tile_n, tiles.tile_k // group, group // vector, vector)
-    offsets = _iota(shape[1], 1, 4) * group + _iota(shape[2], 2, 4) * vector + _iota(vector, 3, 4)
-    start, first_output = pl.program_id(1) * split_inputs, pl.program_id(0) * tiles.tile_n
-    is_ragged = num_inputs % (tiles.tile_k * tiles.k_splits) != 0
-    halves = (0, num_outputs) if around.is_gated else (0,)
-
-    def load_weights(half, inputs, mask):  # f32[N A C E]; past the last output that one again, which is not stored
-        outputs = jnp.minimum(_iota(shape[0], 0, 4) + first_output + half, num_weights - 1)
-        return _load(w_ref, (outputs, inputs), mask, 0).astype(jnp.float32)
-
-    def load_scales(half, first):  # f32[N A C], one for all C
-        outputs = jnp.minimum(_iota(shape[0], 0, 3) + first_output + half, num_weights - 1)
-        groups = first // group + _iota(shape[1], 1, 3) + 0 * _iota(shape[2], 2, 3)
-        mask = groups * group < num_inputs if is_ragged else None
-        return _load(scale_ref, (outputs, groups), mask, 0.0).astype(jnp.float32)
-
-    def accumulate(step, accs):
-        first = start + step * tiles.tile_k
-        inputs = first + offsets
-        mask = inputs < num_inputs if is_ragged else None
-        xs = [_load(x_ref, (row, inputs), mask, 0.0).astype(jnp.float32) for row in range(num_rows)]
-        parts = []
-        for half in halves:
-            weights = load_weights(half, inputs, mask)
-            sums = [(weights * x).sum(axis=3) for x in xs]
-            scales = None if scale_ref is None else load_scales(half, first)
-            parts += sums if scales is None else [part * scales for part in sums]
-        return tuple(acc + part for acc, part in zip(accs, parts, strict=True))
-
-    accs = (jnp.zeros(shape[:3], jnp.float32),) * (num_rows * len(halves))
-    if steps > MAX_UNROLLED_STEPS:
-        accs = lax.fori_loop(0, steps, accumulate, accs)
-    else:  # all loads can be asked for at once
-        for step in range(steps):
-            accs = accumulate(step, accs)
-    totals = [acc.sum(axis=2).sum(axis=1) for acc in accs]
-    _store_sums(totals, out_ref, first_output, is_gated=around.is_gated)
-
-
-def _store_sums(totals, out_ref, first_output, *, is_gated):
-    """Stores f32[N] for each row; of gated outputs the gates of all rows come first."""
-    num_rows, num_outputs = out_ref.shape[-2:]
-    outputs = first_output + lax.iota(jnp.int32, totals[0].shape[0])
-    mask = outputs < num_outputs
-    for row in range(num_rows):
-        value = totals[row]
-        if is_gated:
-            value = value * jax.nn.sigmoid(value) * totals[num_rows + row]
-        index = (row, outputs) if out_ref.ndim == 2 else (pl.program_id(1), row, outputs)
-        plt.store(out_ref.at[index], value.astype(out_ref.dtype), mask=mask)
 
 
 def _dot_kernel(
@@ -134,7 +33,7 @@ def _dot_kernel(
 ):
     scale_ref, out_ref = around.take(refs)
     (num_rows, num_inputs), num_outputs = x_ref.shape, out_ref.shape[-1]
-    split_inputs, steps = _steps(num_inputs, tiles)
+    split_inputs, steps = split_steps(num_inputs, tiles)
     rows = pl.program_id(0) * tiles.tile_m + lax.iota(jnp.int32, tiles.tile_m)
     outputs = pl.program_id(1) * tiles.tile_n + lax.iota(jnp.int32, tiles.tile_n)
     halves = (outputs, outputs + num_outputs) if around.is_gated else (outputs,)
@@ -213,6 +112,11 @@ def check_support(*, m: int, group_size: int, dtype: jnp.dtype, tiles: TileConfi
         )
     if tiles.method == "sum" and m > 16:
         raise KernelUnsupportedError(f"method sum takes at most 16 rows, got {m}; use dot")
+    if tiles.method == "sum" and group_size and (tiles.vector < 4 or tiles.tile_k < 128 * tiles.num_warps):
+        raise KernelUnsupportedError(
+            "method sum needs vectors of at least 4 int8 weights, and one for each thread of its warps, got "
+            f"{tiles.vector}, and tile_k {tiles.tile_k} for {tiles.num_warps} warps"
+        )
     if group_size and tiles.tile_k % group_size and (tiles.method == "sum" or group_size % tiles.tile_k):
         raise KernelUnsupportedError(
             f"tile_k must be a multiple of group_size {group_size} (in dot also a divisor), got {tiles.tile_k}"
@@ -274,7 +178,7 @@ def _call(
     m, n = out.shape[-2:]
     grid: tuple[int, ...] = (pl.cdiv(n, tiles.tile_n), tiles.k_splits)
     grid = grid if tiles.method == "sum" else (pl.cdiv(m, tiles.tile_m), *grid)
-    kernel = _sum_kernel if tiles.method == "sum" else _dot_kernel
+    kernel = functools.partial(sum_kernel, interpret=interpret) if tiles.method == "sum" else _dot_kernel
     found: jax.Array = pl.pallas_call(
         functools.partial(kernel, tiles=tiles, group_size=group_size, around=around),
         out_shape=out,

@@ -41,6 +41,7 @@ def prefill_attention(
     v_scale: jax.Array | None = None,
     scale: float | None = None,
     tiles: TileConfig | None = None,
+    is_uniform: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """Returns causal attention of the items' tokens as `prefill_attention_reference` defines it.
@@ -51,6 +52,8 @@ def prefill_attention(
       k_scale, v_scale: bf16, f16 or f32[L N K S], of int8 k and v only.
       scale: of the scores; 1 / sqrt(d) by default.
       tiles: sizes; by default the measured ones for this device, else the heuristic's.
+      is_uniform: one kernel for items of any length, so that a token has the same bits alone and in a chunk; items of
+        one token take several times as long.
       interpret: run without a GPU, slowly.
 
     Raises:
@@ -64,8 +67,8 @@ def prefill_attention(
     check_support(head_dim=head_dim, dtype=q.dtype, block_size=block_size)
     facts = {"head_dim": head_dim, "num_groups": q.shape[1] // k.shape[2], "block_size": block_size}
     tiles = tiles or choose_tiles(device=device_name(), **facts, query_tile=query_tile, dtype=q.dtype.name)
-    options = {"query_tile": query_tile, "scale": head_dim**-0.5 if scale is None else scale, "tiles": tiles}
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    options = {"query_tile": query_tile, "is_uniform": is_uniform, "tiles": tiles}
+    scales = {"k_scale": k_scale, "v_scale": v_scale, "scale": head_dim**-0.5 if scale is None else scale}
     arguments = (q, k, v, block_tables, positions, *items, layer)
     out: jax.Array = prefill_attention_triton(*arguments, **scales, **options, interpret=interpret)
     return out

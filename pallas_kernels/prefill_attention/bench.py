@@ -52,6 +52,7 @@ def _bench_cases() -> tuple[Case, ...]:
         ("chunk_512_of_8192", {"new_tokens": (512,), "context_lens": (8192,)} | llama),
         ("decode_64_with_4_480", mixed | llama),
         ("whole_2048_d128", {"new_tokens": (2048,), "context_lens": (2048,)} | qwen),
+        ("eight_256_d128", {"new_tokens": (256,) * 8, "context_lens": (256,) * 8} | qwen),
         ("prompt_100", {"new_tokens": (100,), "context_lens": (100,)} | llama),
     )
     return tuple(Case(name=name, num_layers=_LAYERS, num_padding=0, **shape) for name, shape in shapes)

@@ -4,7 +4,7 @@ One program takes one item of the work list and one KV head: up to query_tile to
 of the group are the rows of its products, so that keys and values are loaded once for the whole group. It walks over
 the context in tiles with the online softmax (Dao, arXiv:2307.08691, algorithm 1). Items are taken last first: the later
 chunks of a long prompt have the longest contexts. Items of one token, which are most of a busy step's, get a launch of
-their own, whose products have few rows.
+their own, whose products have few rows; in the uniform form they don't, so that a token's bits are the same in each.
 """
 
 import functools
@@ -81,7 +81,7 @@ def _attend_kernel(
         plt.store(out_ref.at[index], (acc / total[:, None]).astype(out_ref.dtype), mask=is_real[:, None])
 
 
-@functools.partial(jax.jit, static_argnames=("query_tile", "scale", "tiles", "interpret"))
+@functools.partial(jax.jit, static_argnames=("query_tile", "scale", "tiles", "is_uniform", "interpret"))
 def prefill_attention_triton(
     q: jax.Array,
     k: jax.Array,
@@ -98,6 +98,7 @@ def prefill_attention_triton(
     query_tile: int,
     scale: float,
     tiles: TileConfig,
+    is_uniform: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """Returns what the reference returns; the caller checks the arguments."""
@@ -118,5 +119,7 @@ def prefill_attention_triton(
         )(*arguments, out, *scales)
         return attended
 
+    if is_uniform:
+        return attend(jnp.zeros_like(q), range(1, query_tile + 1))
     single = attend(jnp.zeros_like(q), range(1, 2))
     return single if query_tile == 1 else attend(single, range(2, query_tile + 1))

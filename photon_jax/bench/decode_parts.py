@@ -16,7 +16,9 @@ from photon_jax.engine.start import StartedEngine
 from photon_jax.engine.step import StepConfig, unpack
 from photon_jax.models.params import LayerParams, Linear, Params
 from photon_jax.ops.attention import attention, attention_input
+from photon_jax.ops.linear import Rows, limb_group
 from photon_jax.ops.mlp import gate_up
+from photon_jax.ops.norm import normed_rows
 from photon_jax.ops.rope import rope_tables
 from photon_jax.ops.sampling import head_sample
 from photon_jax.ops.stream import Stream, add_product
@@ -104,8 +106,9 @@ def _run_part(
     return x, cache
 
 
-def _first(y: jax.Array) -> jax.Array:
+def _first(y: Rows) -> jax.Array:
     """Returns a little of each row of y [T *], f32[T 1]."""
+    y = y if isinstance(y, jax.Array) else y.scale
     return GLUE * y.reshape(y.shape[0], -1)[:, :1].astype(jnp.float32)
 
 
@@ -114,7 +117,7 @@ def _noise(layout: StepLayout, *sizes: int) -> jax.Array:
     return jax.random.normal(jax.random.key(1), (layout.num_tokens, *sizes), jnp.float32)
 
 
-def _added(x: jax.Array, y: jax.Array, layer: Linear, config: StepConfig, tiles: RowTiles | None) -> jax.Array:
+def _added(x: jax.Array, y: Rows, layer: Linear, config: StepConfig, tiles: RowTiles | None) -> jax.Array:
     """Returns x + linear(y); where a kernel leaves parts, with the launch that the next norm saves a step."""
     return add_product(x, y, layer, backend=config.kernels.linear, tiles=tiles).settled()
 
@@ -165,8 +168,13 @@ def _down(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: Row
     noise = _noise(layout, config.model.mlp_size)
 
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
-        hidden = (noise + _first(x)).astype(config.model.dtype)
-        return _added(x, hidden, layer.down_proj, config, tiles), cache
+        hidden, backend = noise + _first(x), config.kernels.linear
+        norm = jnp.ones(config.model.mlp_size, config.model.dtype)
+        group_size = limb_group(layer.down_proj, layout.num_tokens, norm.dtype, backend)
+        rows: Rows = hidden.astype(norm.dtype)
+        if group_size is not None:  # a launch that a step does not have: there the gate makes the limbs
+            rows = normed_rows(hidden, norm, eps=1.0, backend=backend, group_size=group_size)
+        return _added(x, rows, layer.down_proj, config, tiles), cache
 
     return body
 

@@ -19,7 +19,6 @@ from photon_jax.errors import CapacityError, ConfigError, EngineDeadError, Reque
 from photon_jax.llm import LLM
 from photon_jax.outputs import RequestOutput, ScoreOutput
 from photon_jax.request import SamplingParams
-from photon_jax.step_io import StepLayout
 
 DRAIN_POLL_S = 0.02
 _SCORE_PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
@@ -77,12 +76,12 @@ class RequestStream:
         """
         try:
             while not self._is_closed and not self._reader.is_done:
+                await self._live.news.wait()
                 self._live.look()
                 update = self._reader.take()
                 self._live.submission.raise_error()  # looked at last: the abort that comes with it isn't the reason
                 if update is not None:
                     return update
-                await self._live.news.wait()
         except BaseException:
             self.close()
             raise
@@ -153,12 +152,12 @@ class AsyncLLM:
         # wherever Python collects garbage, also inside of such lines: it can be taken again by who has it.
         self._condition = threading.Condition(threading.RLock())
         self._inbox: list[_Live] = []  # to be put in the engine's queue, or, once left, to be aborted
-        self._compiling: set[_Live] = set()  # to come into the inbox when the programs that they need are there
+        self._compiling: set[_Live] = set()  # to come into the inbox when programs that they need are there
         self._live: dict[str, _Live] = {}  # by request id
         self._is_draining = False
         self._is_closed = False
         self._touched: collections.deque[_Live] = collections.deque()  # by a step, maybe one of another thread
-        self._programs = LatePrograms(self._client.engine)
+        self._programs = LatePrograms(self._client.engine, self._look_again)
         self._thread = threading.Thread(target=self._serve, name="photon-engine", daemon=True)
         self._thread.start()
 
@@ -204,8 +203,8 @@ class AsyncLLM:
         """Returns what the engine does at the moment; it waits for nothing."""
         with self._condition:
             is_ready = not (self._is_draining or self._is_closed) and self.error is None
-            coming = [live for live in (*self._inbox, *self._compiling) if not live.is_left]
-            num_coming = sum(len(live.submission.samples) for live in coming)
+            coming = [*self._inbox, *self._compiling]
+        num_coming = sum(len(live.submission.samples) for live in coming if not live.is_left)
         return read_stats(self._client, is_ready=is_ready, num_coming=num_coming)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -244,25 +243,28 @@ class AsyncLLM:
         with HeldInterrupts(), self._condition:
             self._check_takes(submission)
             self._live[submission.request_id] = live
-            if self._queue(live):
-                self._programs.compile_until(functools.partial(self._queue, live))
+            self._queue(live)
         return live
 
-    def _queue(self, live: _Live, *, is_sure: bool = False) -> list[StepLayout]:
-        """Puts a new request into the inbox; see `late_programs.Queue`."""
-        with self._condition:
-            if live.is_left or self._is_closed or (is_sure and live not in self._compiling):
-                self._compiling.discard(live)
-                return []
+    def _queue(self, live: _Live) -> None:
+        """Puts a new request into the inbox, or has it wait for programs that steps of it can't do without."""
+        queued = [each.submission for each in self._live.values() if each is live or each not in self._compiling]
+        if self._programs.can_run(queued):
             self._compiling.discard(live)
-            queued = [each.submission for each in self._live.values() if each not in self._compiling]
-            missing = [] if is_sure else self._programs.missing(queued)
-            if missing:
-                self._compiling.add(live)
-            else:
-                self._inbox.append(live)
-                self._condition.notify()
-            return missing
+            self._inbox.append(live)
+            self._condition.notify()
+        else:
+            self._compiling.add(live)
+
+    def _look_again(self) -> None:
+        """Queues whom a program that was compiled lets in, and has the next one compiled."""
+        with self._condition:
+            lives = [] if self._is_closed else list(self._live.values())
+            waiting = [live for live in lives if live in self._compiling and not live.is_left]
+            for live in waiting:
+                self._queue(live)
+            if not waiting:
+                self._programs.can_run([live.submission for live in lives if live not in self._compiling])
 
     def _check_takes(self, submission: Submission) -> None:
         """Raises unless a new submission is taken."""
@@ -376,20 +378,20 @@ class AsyncLLM:
     def _forget(self, live: _Live) -> bool:
         """Drops a request that has ended; returns False if that was done before."""
         with self._condition:
-            if self._live.get(live.submission.request_id) is not live:
-                return False
-            del self._live[live.submission.request_id]
-            live.submission.on_change = None
-            return True
+            is_there = self._live.get(live.submission.request_id) is live
+            if is_there:
+                del self._live[live.submission.request_id]
+                self._compiling.discard(live)
+                live.submission.on_change = None
+            return is_there
 
     def _die(self, error: BaseException) -> None:
         """Gives the error to all who wait, and to all who come."""
         logging.error("the engine's thread ends, no request is served any longer", exc_info=error)
         with self._condition:
-            self.error = error
-            lives = list(self._live.values())
-            self._live.clear()
-            self._inbox.clear()
+            self.error, lives = error, list(self._live.values())
+            for each in (self._live, self._inbox, self._compiling):
+                each.clear()
         for live in lives:
             live.submission.error = self._death()
         with contextlib.suppress(Exception):  # the books may be what failed

@@ -1,62 +1,71 @@
 """Late programs: step programs that were not compiled ahead are compiled beside the steps that run, not between."""
 
 import concurrent.futures
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from photon_jax.client.submission import Submission
 from photon_jax.engine.engine import Engine
+from photon_jax.engine.warmup import num_threads
 from photon_jax.step_io import StepLayout
 
 
-class Queue(Protocol):
-    """Queues a request, unless those before it would wait for programs of it, which it returns.
+class LatePrograms:
+    """Compiles in threads of its own, on all cores at once, what those need that run together.
 
-    With `is_sure` it is queued all the same, unless it was before.
+    Meanwhile their steps come in larger programs that are there; whoever needs something that none of these has waits.
     """
 
-    def __call__(self, *, is_sure: bool = False) -> Sequence[StepLayout]:
-        """Does it."""
-
-
-class LatePrograms:
-    """Compiles in a thread of its own what requests need that come while others run."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "photon-compile")
-
-    def missing(self, submissions: Sequence[Submission]) -> list[StepLayout]:
-        """Returns the programs that would be compiled in the middle of these, of which one is not queued yet.
-
-        One that is alone makes nobody wait, and needs fewer programs than it may need: it comes to its end sooner when
-        they are compiled as its steps meet them.
-        """
-        if len(submissions) == 1:
-            return []
-        samples = [sample for each in submissions for sample in each.samples]
-        new = [sample.request for sample in samples if sample.num_tokens == 0]
-        return self._engine.missing_programs(
-            [sample.request for sample in samples], sum(len(request.prompt_token_ids) for request in new)
-        )
-
-    def compile_until(self, queue: "Queue") -> None:
-        """Starts to compile what is missing until a request is queued, and returns at once.
+    def __init__(self, engine: Engine, on_program: Callable[[], None]) -> None:
+        """Compiles nothing yet.
 
         Args:
-          queue: called in the compiling thread before each program; and with is_sure at the end, also when compiling
-            failed: so will the step that needs the program, and tells of it.
+          on_program: called after each program, in the thread that compiled it.
         """
+        self._engine = engine
+        self._on_program = on_program
+        self._num_threads = num_threads()
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads, "photon-compile")
+        self._compiling: set[StepLayout] = set()
+        self._failed: set[StepLayout] = set()  # left to the steps that need them, which will fail too, and tell of it
 
-        def work() -> None:
-            try:
-                while missing := queue():
-                    self._engine.compile_program(missing[0])
-            finally:
-                queue(is_sure=True)
+    def can_run(self, submissions: Sequence[Submission]) -> bool:
+        """Returns whether no step of these waits for a program; what they may need is compiled from now on.
 
-        self._thread.submit(work)
+        Call it again after each program, for those that are there then, as it begins no more of them than there are
+        cores. Callers take turns.
+
+        One that begins alone makes nobody wait, and needs fewer programs than it may need: it comes to its end sooner
+        when they are compiled as its steps meet them.
+
+        Args:
+          submissions: all that are queued, and maybe more.
+        """
+        begins_alone = len(submissions) == 1 and submissions[0].num_output_tokens == 0
+        samples = [] if begins_alone else [sample for each in submissions for sample in each.samples]
+        new = [sample.request for sample in samples if sample.num_tokens == 0]
+        missing = self._engine.missing_programs(
+            [sample.request for sample in samples], sum(len(request.prompt_token_ids) for request in new)
+        )
+        missing = [layout for layout in missing if layout not in self._failed]
+        is_ready = self._engine.announce_programs(missing)
+        left = [layout for layout in missing if layout not in self._compiling]
+        for layout in left[: self._num_threads - len(self._compiling)]:
+            self._compiling.add(layout)
+            self._pool.submit(self._compile, layout)
+        return is_ready
+
+    def _compile(self, layout: StepLayout) -> None:
+        is_done = False
+        try:
+            self._engine.compile_program(layout)
+            is_done = True
+        finally:
+            if not is_done:
+                self._failed.add(layout)
+            self._compiling.discard(layout)
+            self._on_program()
 
     def close(self) -> None:
-        """Ends the thread when the program that is compiled is done; what is left is dropped."""
-        self._thread.shutdown(cancel_futures=True)
+        """Ends the threads when the programs that are compiled are done; what is left is dropped."""
+        self._pool.shutdown(cancel_futures=True)
+        self._engine.announce_programs([])

@@ -74,8 +74,8 @@ class LocalClient:
         self._seed_words = tuple(seed_words)
         self._indices = itertools.count()
         self._lock = threading.RLock()
-        # A thread that steps in a loop takes the lock again at once, and one that waits for it may wait long: who
-        # wants a turn holds this meanwhile, and a step begins only when nobody does.
+        # A thread that steps in a loop takes the lock again at once: who wants a turn holds this meanwhile, and a step
+        # begins only when nobody does.
         self._turn = threading.Lock()
         self._update = threading.Lock()  # one update of the weights at a time
         self._live: dict[str, tuple[Submission, Sample]] = {}  # by request id
@@ -89,13 +89,14 @@ class LocalClient:
         score: bool,
         owners: Sequence[int] | None = None,
         into: list[Submission] | None = None,
+        starts: bool = False,
     ) -> list[Submission]:
         """Puts all prompts in the engine's queue, or none.
 
         Args:
+          starts: runs a step whenever tokens for one came together, but for the last: the device needn't wait for all.
           owners: which of the caller's prompts each comes from, where it is not the one at its own place.
-          into: an empty list that gets the submissions, for a caller who aborts them even when an interrupt comes
-            between this and the next line.
+          into: an empty list that gets the submissions, for one who aborts them even after an interrupt.
 
         Raises:
           RequestError: one can never be served; the message says which.
@@ -105,7 +106,11 @@ class LocalClient:
         try:
             owners = range(len(prompts)) if owners is None else owners
             num_owners, resolved = len(set(owners)), dict[int, SamplingParams]()
+            num_tokens, budget = 0, self.engine.scheduler.limits.config.max_num_batched_tokens
             for owner, prompt, each in zip(owners, prompts, params, strict=True):
+                if starts and num_tokens >= budget:
+                    self.step()
+                    num_tokens = 0
                 with naming_prompt(owner, num_owners):
                     if id(each) not in resolved and isinstance(each, SamplingParams):  # many prompts share one object
                         resolved[id(each)] = each.resolve(self._sampling_defaults)
@@ -113,6 +118,7 @@ class LocalClient:
                     with HeldInterrupts():
                         self.enqueue(submission)
                         submissions.append(submission)
+                    num_tokens += len(prompt.token_ids)
         except BaseException:
             self.abort_all(submissions)
             raise

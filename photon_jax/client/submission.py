@@ -58,11 +58,10 @@ class SampleEnd(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A sample as far as it had come when it was read; the arrays are read-only."""
+    """A sample as far as it had come when it was read."""
 
     num_tokens: int
     text: str
-    logprobs: TokenLogprobs
     end: SampleEnd | None
 
 
@@ -162,10 +161,9 @@ class Sample:
         self.end = SampleEnd(now, self.num_tokens, FinishReason.ABORT.value, None, has_whole_text=False)
 
     def read(self) -> Reading:
-        """Returns all that has come so far."""
+        """Returns how far it has come."""
         text, num_tokens, end = self.stream.text, self.num_tokens, self.end  # in this order, see the attributes
         num_tokens = num_tokens if end is None else end.num_tokens
-        self._take_tables(num_tokens)
         if self.stream.has_stops:
             text = text if end is None else self.stream.text
         elif num_tokens > self._num_decoded or end is not None:
@@ -173,9 +171,11 @@ class Sample:
             ends_whole, has_stop_id = (False, False) if end is None else (end.has_whole_text, end.has_stop_id)
             self.stream.push(new, ends_whole, ended_by_stop_id=has_stop_id)
             self._num_decoded, text = num_tokens, self.stream.text
-        return Reading(num_tokens, text, self._token_logprobs(), end)
+        return Reading(num_tokens, text, end)
 
-    def _token_logprobs(self) -> TokenLogprobs:
+    def logprobs(self, num_tokens: int) -> TokenLogprobs:
+        """Returns the log-probabilities of the first tokens, of which no fewer than at the call before; read-only."""
+        self._take_tables(num_tokens)
         table = self._logprobs.view()
         shape = (len(table), self.request.params.logprobs or 0)
         return TokenLogprobs(
@@ -199,13 +199,13 @@ class Sample:
     def completion(self) -> CompletionOutput:
         """Returns what has come so far as the caller gets it."""
         reading = self.read()
-        end, raw = reading.end, reading.logprobs.raw
+        end, logprobs = reading.end, self.logprobs(reading.num_tokens)
         return CompletionOutput(
             index=self.request.sample_index,
             text=reading.text,
             token_ids=tuple(self.token_ids[: reading.num_tokens]),
-            logprobs=None if self.request.params.logprobs is None else reading.logprobs,
-            cumulative_logprob=float(raw.sum(dtype=np.float64)),
+            logprobs=None if self.request.params.logprobs is None else logprobs,
+            cumulative_logprob=float(logprobs.raw.sum(dtype=np.float64)),
             finish_reason=None if end is None else end.finish_reason,
             stop_reason=None if end is None else end.stop_reason,
             weights_version=self.weights_version,

@@ -91,13 +91,16 @@ class UpdateReader:
         now = self._readings[index] = sample.read()
         if now.num_tokens == num_before and now.end is None:
             return None
-        new = slice(num_before, now.num_tokens)
-        kinds = {field.name: getattr(now.logprobs, field.name)[new] for field in dataclasses.fields(TokenLogprobs)}
+        new, logprobs = slice(num_before, now.num_tokens), None
+        if sample.request.params.logprobs is not None:
+            known = sample.logprobs(now.num_tokens)
+            kinds = {field.name: getattr(known, field.name)[new] for field in dataclasses.fields(TokenLogprobs)}
+            logprobs = TokenLogprobs(**kinds)
         return SampleDelta(
             index=index,
             text=now.text[len(text_before) :],
             token_ids=tuple(sample.token_ids[new]),
-            logprobs=None if sample.request.params.logprobs is None else TokenLogprobs(**kinds),
+            logprobs=logprobs,
             finish_reason=None if now.end is None else now.end.finish_reason,
             stop_reason=None if now.end is None else now.end.stop_reason,
         )

@@ -37,10 +37,10 @@ class BucketSpec:
     Attributes:
       decode_rows: T = B where every row computes one token.
       mixed_tokens: T of other steps, whose B is mixed_rows.
-      rare_rows, rare_tokens: those of the two that steps with scores, most likely tokens or controls come in.
+      rare_rows, rare_tokens: those of the two that steps with scores, top or controls come in.
       table_widths: P.
       has_greedy_programs: whether steps that sample nothing randomly have programs of their own.
-      num_steps: of a dispatch of plain decode steps, ascending.
+      num_steps: of a dispatch of decode steps, plain ones or greedy ones with top, ascending.
     """
 
     decode_rows: tuple[int, ...]
@@ -73,23 +73,29 @@ class BucketSpec:
             has_top=has_top,
             has_controls=has_controls,
             num_steps=plan.num_steps,
-            is_greedy=self.has_greedy_programs and not (is_random or is_rare),
+            is_greedy=self.has_greedy_programs and not is_random and (not is_rare or plan.num_steps > 1),
         )
 
     def layouts(self) -> list[StepLayout]:
         """Returns every layout that `choose` can give, the plain ones first; processors are added when they are met."""
         decode, mixed = self._sizes(self.rare_rows, self.rare_tokens)
         with_top = [dataclasses.replace(layout, has_top=True) for layout in mixed + decode]
+        several_with_top = [  # of greedy rows alone: the scheduler takes single steps with random ones
+            dataclasses.replace(layout, has_top=True, num_steps=count, is_greedy=self.has_greedy_programs)
+            for layout in decode
+            for count in self.num_steps
+            if count > 1
+        ]
         with_scores = [
             dataclasses.replace(layout, has_scores=True, has_top=top) for layout in mixed for top in (False, True)
         ]
         with_controls = [
             dataclasses.replace(layout, has_controls=True) for layout in mixed + decode + with_top + with_scores
         ]
-        return list(dict.fromkeys(self.plain_layouts() + with_top + with_scores + with_controls))
+        return list(dict.fromkeys(self.plain_layouts() + with_top + several_with_top + with_scores + with_controls))
 
     def plain_layouts(self) -> list[StepLayout]:
-        """Returns the layouts of steps without scores, most likely tokens and controls, largest first."""
+        """Returns the layouts of steps without scores, top and controls, largest first."""
         decode, mixed = self._sizes(self.decode_rows, self.mixed_tokens)
         greedy = (True, False) if self.has_greedy_programs else (False,)
         sizes = [dataclasses.replace(layout, num_steps=count) for layout in decode for count in self.num_steps] + mixed
@@ -100,10 +106,11 @@ class BucketSpec:
         """Returns the layouts of the steps that need the most memory beside the cache, by kind.
 
         Args:
-          has_rare: whether those with scores, most likely tokens and controls are among them.
+          has_rare: whether those with scores, top and controls are among them.
         """
         plain = self.plain_layouts()
-        decode = max((layout for layout in plain if layout.query_tile == 1), key=lambda layout: layout.num_tokens)
+        decodes = [layout for layout in plain if layout.query_tile == 1]
+        decode = max(decodes, key=lambda layout: (layout.num_tokens, layout.num_steps))
         rare = [dataclasses.replace(plain[0], is_greedy=False, has_scores=True, has_top=True, has_controls=True)]
         return list(dict.fromkeys([plain[0], decode, *(rare if has_rare else [])]))
 
@@ -199,13 +206,16 @@ def _ladder(first: int, last: int, factor: int) -> tuple[int, ...]:
 
 
 def _mixed_ladder(last: int) -> tuple[int, ...]:
-    """Returns 32, 128, 256, and from there on 3/2 and 4/3 of the one before in turn, up to `last`.
+    """Returns 32, 128, 256, from there on 3/2 and 4/3 of the one before in turn, beyond 1,024 four sizes to a doubling,
+    up to `last`.
 
     Of the tokens of chats that come faster than they are served (lognormal lengths, 256 to 1,024 sequences) 11 to 15 %
-    are padding then; it would be half with steps of four, and a quarter with steps of two.
+    are padding with two sizes to a doubling; it would be half with steps of four, and a quarter with steps of two. Four
+    sizes where steps are long halve what long ones pad.
     """
     powers = _ladder(256, last, 2)
-    sizes = {32, 128, *powers, *(size * 3 // 2 for size in powers)}
+    quarters = {size * part // 4 for size in powers if size >= 1024 for part in (5, 7)}
+    sizes = {32, 128, *powers, *(size * 3 // 2 for size in powers), *quarters}
     return (*sorted(size for size in sizes if size < last), last)
 
 

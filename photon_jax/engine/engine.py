@@ -43,7 +43,14 @@ class Runner(Protocol):
         """Returns whether a processor calls what can fail while it runs."""
 
     def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
-        """Returns what a batch of these requests may need and is not compiled."""
+        """Returns what a batch of these requests may need and is not compiled, in the order to compile it."""
+
+    def announce(self, layouts: Sequence[StepLayout]) -> bool:
+        """Makes steps do without programs that others compile from now on; returns whether they can."""
+
+    @property
+    def allows_several(self) -> bool:
+        """Whether a plan may have several steps."""
 
     def compile_late(self, layout: StepLayout) -> None:
         """Compiles a program while others run."""
@@ -91,7 +98,7 @@ class Engine:
           EngineDeadError: an earlier step broke off while the host planned, so its books can't be trusted.
         """
         with self._planning():
-            plan = self.scheduler.schedule()
+            plan = self.scheduler.schedule(several=self._runner.allows_several)
             if plan.scheduled:
                 self.last_plan = plan
                 with self.clock.launching():
@@ -113,12 +120,19 @@ class Engine:
     def missing_programs(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
         """Returns the programs that a batch of these requests may need and that would be compiled in the middle of it.
 
-        Any thread may ask, and compile them with `compile_program`, while steps run.
+        Any thread may ask, and compile them with `compile_program`, while steps run. They are in the order for that.
 
         Args:
           num_prompt_tokens: of their prompts that are not computed yet.
         """
         return self._runner.missing(requests, num_prompt_tokens)
+
+    def announce_programs(self, layouts: Sequence[StepLayout]) -> bool:
+        """Makes steps do without programs that others compile from now on, those of the last call alone.
+
+        Returns whether they can: larger programs are there that take their place.
+        """
+        return self._runner.announce(layouts)
 
     def compile_program(self, layout: StepLayout) -> None:
         """Compiles a program, unless it is there by now."""

@@ -19,7 +19,8 @@ class Crowd:
       num_blocks: cache blocks of the longest sequence at its end.
       has_greedy, has_random: whether a request takes the likeliest tokens, and whether one draws them.
       has_scores, has_controls: whether a request asks for them.
-      has_top, has_prompt_top: whether one asks for the most likely tokens of its output, and of its prompt.
+      has_top: whether one asks for more than the likeliest token in the places of its output.
+      has_prompt_top: whether one asks for the most likely tokens of its prompt.
     """
 
     num_rows: int
@@ -51,7 +52,7 @@ class Crowd:
             has_random=any(each.params.temperature for each in requests),
             has_scores=any(each.wants_scores for each in requests),
             has_controls=any(each.has_controls for each in requests),
-            has_top=any(each.params.logprobs for each in requests),
+            has_top=any(each.wants_top for each in requests),
             has_prompt_top=any(each.params.prompt_logprobs for each in requests),
         )
 
@@ -67,8 +68,8 @@ class Crowd:
         fits_decode = is_decode and layout.num_tokens <= _bucket(sizes, self.num_rows)
         fits_mixed = is_mixed and layout.num_tokens in counts and layout.num_tokens <= _bucket(counts, self.num_tokens)
         has_top = self.has_top or (self.has_prompt_top and fits_mixed)
-        is_drawn = is_rare or not buckets.has_greedy_programs
-        fits_sampling = is_drawn or (self.has_greedy if layout.is_greedy else self.has_random)
+        is_general = not layout.is_greedy and (is_rare or not buckets.has_greedy_programs)
+        fits_sampling = is_general or (self.has_greedy if layout.is_greedy else self.has_random)
         return (
             (fits_decode or fits_mixed)
             and fits_sampling

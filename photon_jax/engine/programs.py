@@ -1,5 +1,6 @@
 """Step programs: what they are compiled for, and what changed when one is traced that should be there already."""
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -42,10 +43,21 @@ def abstract_arguments(
     return placed_shapes(params), cache, state, packed, (), masks
 
 
-def compile_step(arguments: tuple[Any, ...], layout: StepLayout, config: StepConfig) -> jax.stages.Compiled:
-    """Returns the program for `abstract_arguments`; a later call of the step with such arguments finds it compiled."""
+def compile_step(
+    arguments: tuple[Any, ...],
+    layout: StepLayout,
+    config: StepConfig,
+    turn: contextlib.AbstractContextManager[object] | None = None,
+) -> jax.stages.Compiled:
+    """Returns the program for `abstract_arguments`; a later call of the step with such arguments finds it compiled.
+
+    Args:
+      turn: held while Python traces, and not while XLA compiles, which takes longer and leaves Python to others.
+    """
     with pinned_settings():
-        return jit_step.lower(*arguments, layout=layout, config=config).compile()
+        with turn or contextlib.nullcontext():
+            lowered = jit_step.lower(*arguments, layout=layout, config=config)
+        return lowered.compile()
 
 
 def signature(arguments: Mapping[str, object]) -> Signature:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Sequence
 
 import jax
@@ -27,6 +28,7 @@ from photon_jax.engine.programs import (
     signature,
 )
 from photon_jax.engine.settings import pinned_settings
+from photon_jax.engine.stand_ins import are_enough, compile_order, find_stand_in
 from photon_jax.engine.step import BatchState, StepConfig, init_batch_state, jit_step
 from photon_jax.engine.token_masks import TokenMasks
 from photon_jax.errors import ConfigError
@@ -90,6 +92,8 @@ class ModelRunner:
         self.launched = LaunchCounters()
         self._workspaces: dict[StepLayout, int] = {}
         self._uncompiled = buckets.layouts()
+        self._coming: frozenset[StepLayout] = frozenset()  # programs that others compile
+        self._tracing = threading.Lock()  # one traces at a time, so that steps that are launched meanwhile get turns
 
     def set_params(self, params: Params) -> None:
         """Makes the steps launched from now on use other weights, of the same structure, shapes and dtypes."""
@@ -115,7 +119,7 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> StepHandle:
         """Starts the plan's step and returns without waiting for it."""
-        layout, processors, token_masks = self.buckets.choose(plan), StepProcessors(), None
+        layout, processors, token_masks = self._choose(plan), StepProcessors(), None
         with pinned_settings():
             self._control_slots.release()
             if layout.has_controls:
@@ -127,6 +131,13 @@ class ModelRunner:
         self.launched.count(plan, layout)
         self._control_slots.launched(processors, states)
         return StepHandle(plan, layout, outputs)
+
+    def _choose(self, plan: StepPlan) -> StepLayout:
+        """Returns the smallest layout that holds the plan, or one that stands in for it while it is compiled."""
+        layout = self.buckets.choose(plan)
+        if layout in self._coming and layout not in self.launched.layouts:
+            return find_stand_in(layout, list(self.launched.layouts)) or layout
+        return layout
 
     def dispatch(
         self,
@@ -213,7 +224,7 @@ class ModelRunner:
         arguments = abstract_arguments(
             self.params, self.config, self._cache_layout, layout, max_num_seqs=self._max_num_seqs
         )
-        compiled = compile_step(arguments, layout, self.config)
+        compiled = compile_step(arguments, layout, self.config, self._tracing)
         self.launched.layouts.add(layout)
         analysis = compiled.memory_analysis()
         self._workspaces[layout] = analysis.temp_size_in_bytes if analysis is not None else 0
@@ -222,21 +233,38 @@ class ModelRunner:
     def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
         """Returns the layouts without processors that steps of these requests may come in and that are not compiled.
 
+        They come in the order in which they are to be compiled, see `compile_order`.
+
         Args:
           num_prompt_tokens: of prompts that are not computed yet.
         """
         uncompiled = self._uncompiled = [layout for layout in self._uncompiled if layout not in self.launched.layouts]
-        if not uncompiled or self._is_strict:
+        if not (uncompiled and requests) or self._is_strict:
             return []
         crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, cache=self._cache_layout)
-        return [layout for layout in uncompiled if crowd.may_need(layout, self.buckets)]
+        missing = [layout for layout in uncompiled if crowd.may_need(layout, self.buckets)]
+        return compile_order(missing, list(self.launched.layouts))
+
+    def announce(self, layouts: Sequence[StepLayout]) -> bool:
+        """Takes note of all programs that others compile from now on, in place of those of the call before.
+
+        A step that would come in one of them comes in a larger one that is there, and none has several steps while one
+        of several is among them. Returns whether there is a larger one for all steps.
+        """
+        self._coming = frozenset(layouts)
+        return are_enough(list(self.launched.layouts), layouts)
+
+    @property
+    def allows_several(self) -> bool:
+        """Whether a plan may have several steps: not while others compile programs for that."""
+        return not any(layout.num_steps > 1 for layout in self._coming)
 
     def compile_late(self, layout: StepLayout) -> None:
         """Compiles the step of one layout after the warm-up, unless it was meanwhile; any thread may, steps go on."""
         if layout not in self.launched.layouts:
             with compile_cache(self._compile_cache_dir):
                 if layout.has_controls and self.state.controls is None:
-                    with pinned_settings():
+                    with pinned_settings(), self._tracing:
                         self._control_slots.compile_ahead()
                 self.compile(layout)
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from photon_jax.cache.layout import CacheLayout
-from photon_jax.config import EngineConfig
+from photon_jax.config import EngineConfig, KernelConfig
 from photon_jax.engine.buckets import BucketSpec, TileChoice, padded_buckets, tiled_buckets
 from photon_jax.engine.compile_cache import compile_cache
 from photon_jax.engine.engine import Engine
@@ -22,12 +23,17 @@ from photon_jax.engine.warmup import compile_all
 from photon_jax.errors import ConfigError
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params, num_bytes
+from photon_jax.ops.expansion import expanded_bytes
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.step_io import StepLayout
 
 # XLA's own form of a dense product for one row takes half as long again as the library's for two: a step of
 # Llama-3.2-1B in bfloat16 on an H200 1.65 against 1.10 ms.
 MIN_DENSE_ROWS = 2
+
+# The share of the free memory that int8 weights may take a second time, in the model's dtype: dequantizing them in
+# each step of 256 rows took 0.9 of 3.05 ms on an H200 (Llama-3.2-1B), and the cache has use for the rest.
+MAX_EXPANDED = 0.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,8 +119,7 @@ def start_engine(
     platform = jax.default_backend()
     kernels = config.kernels.resolve(platform, head_dim=model.head_dim)
     config = dataclasses.replace(config, scheduler=config.scheduler.resolve(platform))
-    wanted_len = _model_len(config, model)
-    step_config = StepConfig(model=model, kernels=kernels, max_model_len=wanted_len, kv_dtype=config.cache.kv_dtype)
+    step_config = _step_config(params, model, config, kernels)
     with CompileCounter() as counter, compile_cache(config.compile_cache_dir):
         plan = _plan(params, step_config, config)
         runner = ModelRunner(
@@ -142,6 +147,17 @@ def start_engine(
         num_programs=len(ahead),
         num_compiles=counter.num_compiles,
         num_fetched=counter.num_fetched,
+    )
+
+
+def _step_config(params: Params, model: ModelConfig, config: EngineConfig, kernels: KernelConfig) -> StepConfig:
+    """Returns what all steps have in common, with the length that is asked for."""
+    return StepConfig(
+        model=model,
+        kernels=kernels,
+        max_model_len=_model_len(config, model),
+        kv_dtype=config.cache.kv_dtype,
+        expands_weights=expanded_bytes(params, jnp.dtype(model.dtype)) <= MAX_EXPANDED * free_bytes(jax.devices()[0]),
     )
 
 

@@ -16,11 +16,12 @@ from photon_jax.models.config import ModelConfig
 from photon_jax.models.decoder import forward_paged
 from photon_jax.models.params import Params
 from photon_jax.ops.controls import Controls, ControlState, States, record_tokens
+from photon_jax.ops.expansion import expand, saves_dequantizing
 from photon_jax.ops.sampling import head_sample, head_score
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import Field, StepInputs, StepLayout, StepOutputs, input_fields, output_fields
 
-Sampled = tuple[jax.Array, jax.Array, States, *tuple[jax.Array, ...]]  # what head_sample returns
+Sampled = tuple[jax.Array, jax.Array, jax.Array, jax.Array, States]  # what head_sample returns
 
 SCORE_TILE = 128  # tokens whose logits exist at once where ops work on whole arrays
 TOP_SCORE_TILE = 16  # the same where the likeliest tokens are wanted too: sorting takes several copies of the logits
@@ -42,12 +43,18 @@ class BatchState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepConfig:
-    """What is the same for all steps of an engine: hashable, static."""
+    """What is the same for all steps of an engine: hashable, static.
+
+    Attributes:
+      expands_weights: there is memory for the int8 weights in the model's dtype, for which many rows dequantize them:
+        a dispatch of several steps then does that once.
+    """
 
     model: ModelConfig
     kernels: KernelConfig
     max_model_len: int
     kv_dtype: KVDType = "auto"
+    expands_weights: bool = False
 
 
 def init_batch_state(max_num_seqs: int) -> BatchState:
@@ -94,6 +101,8 @@ def step(
         is_stopped |= stops(now, outputs.token_ids)
         return (cache, state, is_stopped), _pack(outputs, output_fields(layout))
 
+    if config.expands_weights and saves_dequantizing(layout.num_rows, layout.num_steps, config.kernels.linear):
+        params = expand(params, jnp.dtype(config.model.dtype))
     is_stopped = jnp.zeros((layout.num_rows,), jnp.bool_)
     indices = jnp.arange(layout.num_steps, dtype=jnp.int32)
     (cache, state, _), results = lax.scan(run, (cache, state, is_stopped), indices)
@@ -138,10 +147,10 @@ def _one_step(
         has_top=layout.has_top,
     )
     may_be_idle = layout.has_scores and kernels.linear == "xla"  # tiles of no rows are left out in any case
-    token_ids, logprobs, row_states, *tops = _unless_idle(num_rows, sample) if may_be_idle else sample()
+    *sampled, row_states = _unless_idle(num_rows, sample) if may_be_idle else sample()
     scores = _score(hidden, inputs, params, layout, config) if layout.has_scores else ()
-    outputs = _name_outputs((token_ids, logprobs, *tops, *scores), layout)
-    return outputs, cache, *_update(state, controls, inputs, token_ids, row_states)
+    outputs = _name_outputs((*sampled, *scores), layout)
+    return outputs, cache, *_update(state, controls, inputs, outputs.token_ids, row_states)
 
 
 def _score(

@@ -23,7 +23,7 @@ def compile_all(
     """
     if any(layout.has_controls for layout in layouts):
         runner.make_control_state()  # before the threads, which would each make one
-    with concurrent.futures.ThreadPoolExecutor(max_workers=_num_threads(), thread_name_prefix="compile") as pool:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=num_threads(), thread_name_prefix="compile") as pool:
         jobs = [pool.submit(runner.compile, layout) for layout in layouts]
         try:
             on_program(0, len(layouts))
@@ -34,5 +34,6 @@ def compile_all(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _num_threads() -> int:
+def num_threads() -> int:
+    """Returns how many programs are compiled at once: as many as there are cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -132,6 +132,7 @@ def full_layer(
     added = functools.partial(add_product, backend=PLAIN_KERNELS.linear, tiles=None)
     stream = added(x, attended.reshape(x.shape[0], -1), layer.o_proj)
     hidden, middle = gate_up(stream, layer, **options)
+    assert isinstance(hidden, jax.Array), "only our kernels take rows in limbs"
     return added(middle, hidden, layer.down_proj).settled(), middle, attended, hidden
 
 

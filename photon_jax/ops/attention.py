@@ -10,10 +10,10 @@ from jax import lax
 
 from pallas_kernels import paged_attention, prefill_attention, rope_append
 from photon_jax.cache.kv_cache import KVCache, read_kv, write_kv
-from photon_jax.config import KernelConfig
+from photon_jax.config import OWN_KERNELS, KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams
-from photon_jax.ops.linear import linear, linear_parts
+from photon_jax.ops.linear import Rows, linear, linear_parts
 from photon_jax.ops.norm import rms_norm
 from photon_jax.ops.rope import apply_rope
 from photon_jax.ops.stream import Stream, map_normed
@@ -23,6 +23,7 @@ from photon_jax.step_io import StepInputs
 
 CONTEXT_TILE = 64  # tokens of context that the reference weighs at once
 ITEMS_AT_ONCE = 4  # items that the reference computes together where their blocks are shorter
+UNIFORM_QUERY_TILE = 16  # of the kernel for items of any length
 ITEM_BATCH = 64  # items that the XLA form computes at once; more would gather too much of the cache
 
 
@@ -40,7 +41,7 @@ def project_qkv(
     stream as one array f32[T D]."""
     num_kv, groups, head_dim, dtype = config.num_kv_heads, config.num_groups, config.head_dim, layer.input_norm.dtype
 
-    def compute(normed: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def compute(normed: Rows, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         qkv = linear(normed, layer.qkv_proj, backend=kernels.linear).reshape(-1, num_kv, groups + 2, head_dim)
         q = qkv[:, :, :groups].reshape(-1, num_kv * groups, head_dim)
         k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
@@ -51,7 +52,7 @@ def project_qkv(
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     options: dict[str, Any] = {"eps": config.rms_norm_eps, "backend": kernels.linear, "tiles": tiles}
-    (q, k, v), residual = map_normed(compute, stream, layer.input_norm, cos, sin, **options)
+    (q, k, v), residual = map_normed(compute, stream, layer.input_norm, cos, sin, reader=layer.qkv_proj, **options)
     return q, k, v, residual
 
 
@@ -72,15 +73,16 @@ def attention_input(
 
     All that follows the projection is one kernel where attention is one too; it adds the projection's parts.
     """
-    if kernels.attention != "triton":
+    if kernels.attention not in OWN_KERNELS:
         q, k, v, residual = project_qkv(stream, cos, sin, layer, config=config, kernels=kernels, tiles=tiles)
         return q, write_kv(cache, layer_index, k, v, slot_mapping), residual
 
-    def compute(normed: jax.Array) -> tuple[jax.Array]:
+    def compute(normed: Rows) -> tuple[jax.Array]:
         return (linear_parts(normed, layer.qkv_proj, backend=kernels.linear),)
 
     eps, norm = config.rms_norm_eps, layer.input_norm
-    (parts,), residual = map_normed(compute, stream, norm, eps=eps, backend=kernels.linear, tiles=None)
+    options: dict[str, Any] = {"reader": layer.qkv_proj, "eps": eps, "backend": kernels.linear, "tiles": None}
+    (parts,), residual = map_normed(compute, stream, norm, **options)
     scales: dict[str, Any] = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
     norms: dict[str, Any] = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": eps}
     q, *arrays = rope_append(
@@ -101,14 +103,18 @@ def attention(
     """Returns causal attention of each token over its own sequence's cache.
 
     The implementations walk over the work list of items: up to query_tile tokens of one sequence. Of the Triton kernels
-    one is for steps where every row has one token.
+    one is for steps where every row has one token; "uniform" takes the other one in all steps, with one size of tiles.
     """
-    if kernels.attention == "triton":
+    if kernels.attention in OWN_KERNELS:
         scales: dict[str, Any] = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
         arguments = (q, cache.k, cache.v, inputs.block_tables)
+        items = (inputs.item_rows, inputs.item_starts, inputs.item_lens)
+        if kernels.attention == "uniform":
+            assert query_tile <= UNIFORM_QUERY_TILE, f"items of {query_tile} tokens are longer than the kernel's tile"
+            scales |= {"query_tile": UNIFORM_QUERY_TILE, "is_uniform": True}
+            return prefill_attention(*arguments, inputs.positions, *items, layer_index, **scales)
         if query_tile == 1:
             return paged_attention(*arguments, inputs.positions + 1, layer_index, **scales)
-        items = (inputs.item_rows, inputs.item_starts, inputs.item_lens)
         return prefill_attention(*arguments, inputs.positions, *items, layer_index, query_tile=query_tile, **scales)
     num_tokens = q.shape[0]
     padded = jnp.pad(q, ((0, query_tile), (0, 0), (0, 0)))  # an item may reach past the last token, or hold none

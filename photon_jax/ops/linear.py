@@ -1,22 +1,36 @@
 """Linear layers, output projection and embedding: one function each for every weight type."""
 
+import functools
 from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import fused_matmul, int8_dequantize, matmul_parts
+from pallas_kernels import (
+    LimbRows,
+    add_parts,
+    fused_matmul,
+    int8_dequantize,
+    limb_matmul_parts,
+    matmul_parts,
+    silu_mul_limbs,
+    uniform_gated,
+    uniform_parts,
+)
 from photon_jax.config import Backend
-from photon_jax.models.params import Linear, Table
+from photon_jax.models.params import DenseLinear, Linear, Table
 from photon_jax.quantization.int8 import QuantizedLinear, dequantize, round_activations
 
 KERNEL_ROWS = 128  # the most rows that the int8 kernel was measured with; for more, weights are dequantized
+LIMB_ROWS = range(17, KERNEL_ROWS + 1)  # with fewer, what the limbs save is lost by the gate's launch (measured)
 OUTPUT_BLOCK = 64  # outputs that a CPU dequantizes at once: their float32 weights stay in its cache
+
+Rows = jax.Array | LimbRows  # activations [M I], as an array or in the limbs that `limb_group` asks for
 
 
 def linear(
-    x: jax.Array,  # [M I]
+    x: Rows,  # [M I]
     layer: Linear,
     *,
     backend: Backend,
@@ -24,49 +38,75 @@ def linear(
     """Returns x @ weight + bias in float32; the caller rounds, once, at the end of its fusion.
 
     An int8 layer is dequantized to float32: only its weights are rounded, and that happened when it was made. The
-    backend "triton" multiplies a few rows with our int8 kernel and dequantizes for more rows to the dtype of the
-    activations; dense weights it leaves to XLA, which is as fast.
+    backend "triton" multiplies a few rows with our int8 kernels and dequantizes for more rows to the dtype of the
+    activations; dense weights it leaves to XLA, which is as fast. "uniform" has one kernel for all weights and any
+    number of rows.
     """
-    y = _contract_int8(x, layer, backend) if isinstance(layer, QuantizedLinear) else _contract(x, layer.weight, 0)
+    if isinstance(x, LimbRows):
+        return add_parts(linear_parts(x, layer, backend=backend))
+    if backend == "uniform":
+        y = add_parts(_uniform(x, layer))
+    else:
+        y = _contract_int8(x, layer, backend) if isinstance(layer, QuantizedLinear) else _contract_dense(x, layer)
     if layer.bias is not None:
         y = y + jnp.expand_dims(layer.bias.astype(jnp.float32), 0)
     return y
 
 
 def linear_parts(
-    x: jax.Array,  # [M I]
+    x: Rows,  # [M I]
     layer: Linear,
     *,
     backend: Backend,
 ) -> jax.Array:  # f32[S M O]
     """Returns what linear(x) is the sum of: the parts of a kernel's splits, or itself as the only one."""
-    if fits_kernel(layer, x, backend):
+    if isinstance(x, LimbRows):
+        assert fits_kernel(layer, x.shape[0], backend), f"limbs are for our kernels alone, not for {backend}"
+        return limb_matmul_parts(x, layer.q, layer.scale)
+    if fits_kernel(layer, x.shape[0], backend):
         return matmul_parts(x, layer.q, layer.scale, group_size=layer.group_size)
+    if backend == "uniform" and layer.bias is None:
+        return _uniform(x, layer)
     return jnp.expand_dims(linear(x, layer, backend=backend), 0)
 
 
 def linear_gated(
-    x: jax.Array,  # [M I]
+    x: Rows,  # [M I]
     layer: Linear,
     *,
     backend: Backend,
-) -> jax.Array:  # [M O/2]
-    """Returns silu(gate) * up of the two halves of linear(x), in x's dtype, in one launch where a kernel can."""
-    if fits_kernel(layer, x, backend):
-        return _kernel(x, layer, is_gated=True, out_dtype=x.dtype)
+    dtype: jnp.dtype,
+    group_size: int | None = None,
+) -> Rows:  # [M O/2]
+    """Returns silu(gate) * up of the two halves of linear(x), in one launch where a kernel can.
+
+    Args:
+      dtype: of the result.
+      group_size: where given, the result is not rounded to a dtype but split into limbs of such groups.
+    """
+    if group_size is not None:
+        limbs: LimbRows = silu_mul_limbs(linear_parts(x, layer, backend=backend), group_size=group_size)
+        return limbs
+    if not isinstance(x, LimbRows) and fits_kernel(layer, x.shape[0], backend):
+        return _kernel(x, layer, is_gated=True, out_dtype=dtype)
+    if backend == "uniform" and layer.bias is None:
+        return _uniform(x, layer, is_gated=True, out_dtype=dtype)
     gate, up = jnp.split(linear(x, layer, backend=backend), 2, axis=-1)
-    return (jax.nn.silu(gate) * up).astype(x.dtype)
+    return (jax.nn.silu(gate) * up).astype(dtype)
 
 
 def head_logits(
-    x: jax.Array,  # [M D]
+    x: Rows,  # [M D]
     head: Table,  # [V D]
     *,
     backend: Backend,
 ) -> jax.Array:  # f32[M V]
     """Returns x @ head.T in float32."""
     if isinstance(head, QuantizedLinear):
-        return _contract_int8(x, head, backend)
+        return linear(x, head, backend=backend)
+    assert not isinstance(x, LimbRows), "limbs are made for int8 weights"
+    if backend == "uniform":
+        return add_parts(uniform_parts(x, head))
     return _contract(x, head, 1)
 
 
@@ -81,6 +121,10 @@ def embedding_rows(
     return embedding[token_ids].astype(jnp.float32)
 
 
+def _contract_dense(x: jax.Array, layer: DenseLinear) -> jax.Array:
+    return _contract(x, layer.weight, int(layer.has_outputs_first))
+
+
 def _contract(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
     return lax.dot_general(
         x,
@@ -91,10 +135,22 @@ def _contract(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
     )
 
 
-def fits_kernel(layer: Linear, x: jax.Array, backend: Backend) -> TypeGuard[QuantizedLinear]:
-    """Whether our kernel computes linear(x) [M I] whole: int8 weights, few rows, and nothing to be done between."""
+def limb_group(layer: Linear | Table, num_rows: int, dtype: jnp.dtype, backend: Backend) -> int | None:
+    """Returns the group size of the limbs that linear(rows, layer) wants its rows in, None for an array of the dtype.
+
+    Whoever makes the rows asks, a norm or a gate: limbs cost it nothing, and a launch of their own would cost more than
+    they save. Int8 weights then go to the tensor cores as they are stored. Limbs have 16 bits: more than bfloat16 and
+    float16 keep, and less than a model in float32 may expect.
+    """
+    if num_rows in LIMB_ROWS and dtype != jnp.float32 and fits_kernel(layer, num_rows, backend):
+        return layer.group_size
+    return None
+
+
+def fits_kernel(layer: Linear | Table, num_rows: int, backend: Backend) -> TypeGuard[QuantizedLinear]:
+    """Whether our kernels compute linear(rows) whole: int8 weights, few rows, and nothing to be done between."""
     is_plain = isinstance(layer, QuantizedLinear) and layer.bias is None and not layer.int8_activations
-    return is_plain and backend == "triton" and x.shape[0] <= KERNEL_ROWS
+    return is_plain and backend == "triton" and num_rows <= KERNEL_ROWS
 
 
 def _kernel(
@@ -112,6 +168,19 @@ def _kernel(
         is_gated=is_gated,
         out_dtype=out_dtype or jnp.dtype(jnp.float32),
     )
+
+
+def _uniform(x: Rows, layer: Linear, *, is_gated: bool = False, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    """Returns the parts f32[S M O] of the product without bias, or silu(gate) * up [M O/2] of its halves."""
+    assert not isinstance(x, LimbRows), "the uniform kernel takes arrays"
+    compute = functools.partial(uniform_gated, out_dtype=out_dtype) if is_gated else uniform_parts
+    if isinstance(layer, DenseLinear):
+        found: jax.Array = compute(x, layer.weight, has_inputs_first=not layer.has_outputs_first)
+        return found
+    if layer.int8_activations:
+        x = round_activations(x.astype(jnp.float32), group_size=layer.group_size)
+    found = compute(x, layer.q, layer.scale, group_size=layer.group_size)
+    return found
 
 
 def _contract_int8(x: jax.Array, layer: QuantizedLinear, backend: Backend) -> jax.Array:

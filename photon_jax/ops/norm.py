@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import rms_norm as rms_norm_kernel
-from photon_jax.config import Backend
+from photon_jax.config import OWN_KERNELS, Backend
+from photon_jax.ops.linear import Rows
 from photon_jax.ops.sums import ordered_sum
 
 
@@ -34,9 +35,14 @@ def normed_rows(
     *,
     eps: float,
     backend: Backend,
-) -> jax.Array:  # [M D]
-    """Returns rms_norm(x) rounded to the weight's dtype, the input of a linear layer of the same backend."""
-    if backend == "triton":
-        normed: jax.Array = rms_norm_kernel(x, weight, eps=eps)
+    group_size: int | None = None,
+) -> Rows:  # [M D]
+    """Returns rms_norm(x), the input of a linear layer of the same backend.
+
+    Args:
+      group_size: of the limbs that the layer wants (`limb_group`); else the rows are rounded to the weight's dtype.
+    """
+    if backend in OWN_KERNELS:
+        normed: Rows = rms_norm_kernel(x, weight, eps=eps, group_size=group_size)
         return normed
     return rms_norm(x, weight, eps=eps).astype(weight.dtype)

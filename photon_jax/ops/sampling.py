@@ -13,16 +13,26 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import greedy_sample
-from photon_jax.config import KernelConfig
+from photon_jax.config import OWN_KERNELS, KernelConfig
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params
 from photon_jax.ops.controls import ControlRows, Controls, States, control_logits
-from photon_jax.ops.linear import head_logits
-from photon_jax.ops.logprobs import likeliest, logprob_at, top_logprobs
+from photon_jax.ops.linear import head_logits, limb_group
+from photon_jax.ops.logprobs import (
+    SAMPLING,
+    Warm,
+    all_tops_of_kinds,
+    likeliest,
+    logprob_at,
+    top_logprobs,
+    top_of_kinds,
+)
 from photon_jax.ops.norm import normed_rows
 from photon_jax.ops.sums import ordered_sum
 from photon_jax.ops.tiles import RowTiles, map_rows
 from photon_jax.step_io import StepInputs
+
+TopOf = Callable[..., tuple[jax.Array, jax.Array]]  # top_of_kinds, or all_tops_of_kinds
 
 
 def head_sample(
@@ -36,9 +46,10 @@ def head_sample(
     is_greedy: bool = False,
     controls: Controls | None = None,
     has_top: bool = False,
-) -> tuple[jax.Array, jax.Array, States, *tuple[jax.Array, ...]]:
-    """Returns token_ids i32[B], logprobs f32[B 3] (raw, after temperature, of the sampling distribution) and the states
-    of the processors after it, leaves [B *] each.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, States]:
+    """Returns token_ids i32[B], logprobs f32[B 3] (raw, after temperature, of the sampling distribution), ids i32[B W]
+    and log-probabilities f32[B W] of the most likely tokens of the distribution that top_kinds names, and the states of
+    the processors after it, leaves [B *] each.
 
     A row with temperature 0 takes the argmax (ties: the lowest id); its second log-probability equals the first and
     its third is 0. Stop ids of a row whose masks_stops is 1 are never sampled.
@@ -47,34 +58,52 @@ def head_sample(
       is_greedy: whether all rows have temperature 0: the program then holds no branch for the others. A branch costs a
         GPU's step 0.4 to 0.9 ms, since the host has to read which way to go (measured on an H200).
       controls: of a step in which a row has some.
-      has_top: whether to return also ids i32[B W] and log-probabilities f32[B W] of the most likely tokens of the
-        distribution that top_kinds names.
+      has_top: whether W is TOP_WIDTH; else it is 1, which costs next to nothing.
     """
     rows = {name: getattr(inputs, name) for name in _ROW_FIELDS}
-    if has_top:
-        rows["top_kinds"] = inputs.top_kinds
     if controls is not None:
         rows |= {name: getattr(inputs, name) for name in ("control_slots", "processor_ids")}
         rows["last_tokens"] = inputs.token_ids[inputs.logits_indices]
         rows["token_masks"] = controls.token_masks
 
+    has_kernels, is_uniform = kernels.linear in OWN_KERNELS, kernels.linear == "uniform"
+    top_of: TopOf = functools.partial(top_of_kinds, is_uniform=is_uniform)
+    if has_top:
+        has_kernel_sums = is_uniform or (is_greedy and has_kernels)  # as the sampled tokens' log-probabilities have
+        top_of = functools.partial(all_tops_of_kinds, is_uniform=has_kernel_sums, has_kernel=has_kernels)
+
     def compute(hidden: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         logits, row = _final_logits(hidden, params, config, kernels), dict(zip(rows, arrays, strict=True))
-        if is_greedy and kernels.linear == "triton":
-            return _greedy(logits, row)
+        if is_greedy and has_kernels:
+            return _greedy(logits, row, top_of if has_top else None)
         allowed, states = _control(logits, row, controls, is_tiled=tiles is not None)
-        return (*_sample(logits, allowed, row, is_greedy), *jax.tree.leaves(states))
+        sampled = _sample(logits, allowed, row, top_of, is_greedy=is_greedy, is_uniform=is_uniform)
+        return (*sampled, *jax.tree.leaves(states))
 
-    token_ids, logprobs, *rest = map_rows(compute, tiles, hidden, *rows.values())
-    num_top = 2 if has_top else 0
+    token_ids, logprobs, top_ids, top_values, *rest = map_rows(compute, tiles, hidden, *rows.values())
     states = () if controls is None else controls.processor_states
-    return token_ids, logprobs, jax.tree.unflatten(jax.tree.structure(states), rest[num_top:]), *rest[:num_top]
+    return token_ids, logprobs, top_ids, top_values, jax.tree.unflatten(jax.tree.structure(states), rest)
 
 
-def _greedy(logits: jax.Array, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Returns what `_sample` does where all rows are greedy, in a pass over the logits instead of five (on a GPU)."""
-    token_ids, raw = greedy_sample(logits, rows["stop_ids"], rows["num_stop_ids"] * rows["masks_stops"])
-    return token_ids, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1)
+def _greedy(
+    logits: jax.Array,  # f32[M V]
+    rows: dict[str, jax.Array],
+    top_of: TopOf | None,
+) -> tuple[jax.Array, ...]:
+    """Returns what `_sample` does where all rows are greedy, in a pass over the logits instead of five (on a GPU).
+
+    Args:
+      top_of: None where the pass itself finds enough of the most likely tokens.
+    """
+    num_banned = rows["num_stop_ids"] * rows["masks_stops"]
+    token_ids, raw, likeliest_ids, highest = greedy_sample(logits, rows["stop_ids"], num_banned)
+    none = jnp.zeros_like(raw)
+    logprobs = jnp.stack([raw, raw, none], axis=1)
+    if top_of is not None:
+        return token_ids, logprobs, *top_of(rows["top_kinds"], logits, token_ids)
+    is_certain = rows["top_kinds"] == SAMPLING
+    top = jnp.where(is_certain, token_ids, likeliest_ids), jnp.where(is_certain, none, highest)
+    return token_ids, logprobs, *(jnp.expand_dims(each, 1) for each in top)
 
 
 def _control(
@@ -109,12 +138,13 @@ def head_score(
     With `has_top` also ids i32[T W] and log-probabilities f32[T W] of the most likely tokens in its place. No array
     of T rows by the vocabulary exists, only tiles of it.
     """
+    has_kernels, is_uniform = kernels.linear in OWN_KERNELS, kernels.linear == "uniform"
 
     def compute(hidden: jax.Array, target_ids: jax.Array) -> tuple[jax.Array, ...]:
         logits = _final_logits(hidden, params, config, kernels)
         is_greedy = (likeliest(logits) == target_ids).astype(jnp.int32)
-        tops = top_logprobs(logits) if has_top else ()
-        return logprob_at(logits, target_ids), is_greedy, *tops
+        tops = top_logprobs(logits, is_uniform=is_uniform, has_kernel=has_kernels) if has_top else ()
+        return logprob_at(logits, target_ids, is_uniform=is_uniform), is_greedy, *tops
 
     return map_rows(compute, tiles, hidden, target_ids)
 
@@ -131,64 +161,57 @@ _ROW_FIELDS = (
     "masks_stops",
     "num_stop_ids",
     "stop_ids",
+    "top_kinds",
 )
 
 
 def _final_logits(hidden: jax.Array, params: Params, config: ModelConfig, kernels: KernelConfig) -> jax.Array:
     """Returns logits f32[M V]."""
-    normed = normed_rows(hidden, params.final_norm, eps=config.rms_norm_eps, backend=kernels.linear)
-    return head_logits(normed, params.head, backend=kernels.linear)
+    backend, eps = kernels.linear, config.rms_norm_eps
+    group_size = limb_group(params.head, hidden.shape[0], params.final_norm.dtype, backend)
+    normed = normed_rows(hidden, params.final_norm, eps=eps, backend=backend, group_size=group_size)
+    return head_logits(normed, params.head, backend=backend)
 
 
 def _sample(
     logits: jax.Array,  # f32[M V], the model's own
     allowed: jax.Array,  # f32[M V], as controls and masks leave them
     rows: dict[str, jax.Array],
+    top_of: TopOf,
+    *,
     is_greedy: bool,
+    is_uniform: bool,
 ) -> tuple[jax.Array, ...]:
     temperature = rows["temperature"]
     greedy = likeliest(allowed)
+    kinds, is_cold = rows["top_kinds"], temperature <= 0.0
+    logprobs = functools.partial(logprob_at, is_uniform=is_uniform)
 
     def all_greedy(_: None) -> tuple[jax.Array, ...]:
-        raw = logprob_at(logits, greedy)
-        return greedy, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1), *_tops(rows, logits, logits, greedy)
+        raw = logprobs(logits, greedy)
+        return greedy, jnp.stack([raw, raw, jnp.zeros_like(raw)], axis=1), *top_of(kinds, logits, greedy)
 
     def some_random(_: None) -> tuple[jax.Array, ...]:
-        is_cold = temperature <= 0.0
         heat = jnp.expand_dims(jnp.where(is_cold, 1.0, temperature), 1)
-        kept = _filter(_heated(allowed, heat), rows)
+        kept = _filter(_heated(allowed, heat), rows, is_uniform=is_uniform)
         noise = jax.vmap(_row_noise, in_axes=(0, 0, 0, 0, None))(
             rows["seeds"], rows["prompt_digests"], rows["sample_indices"], rows["sample_positions"], logits.shape[1]
         )
         drawn = likeliest(kept + noise)
         token = jnp.where(is_cold, greedy, drawn)
-        raw, heated = logprob_at(logits, token), _heated(logits, heat)
-        tempered = jnp.where(is_cold, raw, logprob_at(heated, token))
-        sampling = jnp.where(is_cold, 0.0, logprob_at(kept, token))
-        return token, jnp.stack([raw, tempered, sampling], axis=1), *_tops(rows, logits, heated, greedy, kept)
+        raw, heated = logprobs(logits, token), _heated(logits, heat)
+        tempered = jnp.where(is_cold, raw, logprobs(heated, token))
+        sampling = jnp.where(is_cold, 0.0, logprobs(kept, token))
+        return (
+            token,
+            jnp.stack([raw, tempered, sampling], axis=1),
+            *top_of(kinds, logits, greedy, Warm(is_cold, heated, kept)),
+        )
 
     if is_greedy:
         return all_greedy(None)
     results: tuple[jax.Array, ...] = lax.cond(jnp.any(temperature > 0.0), some_random, all_greedy, None)
     return results
-
-
-def _tops(
-    rows: dict[str, jax.Array],
-    logits: jax.Array,  # f32[M V]
-    heated: jax.Array,  # f32[M V]
-    greedy: jax.Array,  # i32[M]
-    kept: jax.Array | None = None,  # f32[M V], where a row may have a temperature
-) -> tuple[jax.Array, ...]:
-    """Returns the most likely tokens of the distribution that each row names; nothing where no row is asked for it."""
-    if "top_kinds" not in rows:
-        return ()
-    kinds, is_cold = jnp.expand_dims(rows["top_kinds"], 1), jnp.expand_dims(rows["temperature"] <= 0.0, 1)
-    ids = jnp.expand_dims(jnp.arange(logits.shape[1], dtype=jnp.int32), 0)
-    certain = jnp.where(ids == jnp.expand_dims(greedy, 1), 0.0, -jnp.inf)
-    sampling = certain if kept is None else jnp.where(is_cold, certain, kept)
-    is_raw = (kinds == 0) | ((kinds == 1) & is_cold)
-    return top_logprobs(jnp.where(is_raw, logits, jnp.where(kinds == 1, heated, sampling)))
 
 
 def _mask_stops(logits: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
@@ -208,10 +231,13 @@ def _heated(logits: jax.Array, heat: jax.Array) -> jax.Array:
 def _filter(
     logits: jax.Array,  # f32[M V], after temperature
     rows: dict[str, jax.Array],
+    *,
+    is_uniform: bool = False,
 ) -> jax.Array:  # f32[M V]
     """Returns the logits with -inf outside what top_k, then top_p of the rest, then min_p keep."""
     top_k, top_p, min_p = rows["top_k"], rows["top_p"], rows["min_p"]
     has_k, has_p = top_k > 0, top_p < 1.0
+    sum_of = functools.partial(ordered_sum, is_uniform=is_uniform)
     peak = logits.max(axis=-1, keepdims=True)
     weights = jnp.exp(logits - peak)  # in [0, 1], the likeliest exactly 1
 
@@ -222,10 +248,10 @@ def _filter(
         return jnp.where(jnp.expand_dims(has_k, 1) & (weights < _bisect(is_enough, weights)), 0.0, weights)
 
     def keep_top_p(weights: jax.Array) -> jax.Array:
-        goal = top_p * ordered_sum(weights)
+        goal = top_p * sum_of(weights)
 
         def is_enough(threshold: jax.Array) -> jax.Array:
-            return ordered_sum(jnp.where(weights >= threshold, weights, 0.0)) >= goal
+            return sum_of(jnp.where(weights >= threshold, weights, 0.0)) >= goal
 
         return jnp.where(jnp.expand_dims(has_p, 1) & (weights < _bisect(is_enough, weights)), 0.0, weights)
 

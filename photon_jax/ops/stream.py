@@ -6,13 +6,14 @@ parts as they are, so that no launch is spent on adding them: a product is follo
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
-from pallas_kernels import add_parts, add_rms_norm
+from pallas_kernels import LimbRows, add_parts, add_rms_norm
 from photon_jax.config import Backend
 from photon_jax.models.params import Linear
-from photon_jax.ops.linear import KERNEL_ROWS, fits_kernel, linear, linear_parts
+from photon_jax.ops.linear import KERNEL_ROWS, Rows, fits_kernel, limb_group, linear, linear_parts
 from photon_jax.ops.norm import normed_rows
 from photon_jax.ops.tiles import RowTiles, map_rows
 
@@ -39,7 +40,7 @@ class Stream:
 
 def add_product(
     residual: jax.Array,  # f32[T D]
-    x: jax.Array,  # [T I]
+    x: Rows,  # [T I]
     layer: Linear,
     *,
     backend: Backend,
@@ -50,7 +51,8 @@ def add_product(
     A kernel's product stays beside the residual, in parts; so does one of many rows, to which XLA would add the
     residual in a launch of its own (of few rows it does that in the product's).
     """
-    if fits_kernel(layer, x, backend) or (backend == "triton" and x.shape[0] > KERNEL_ROWS):
+    is_large = backend == "triton" and x.shape[0] > KERNEL_ROWS
+    if is_large or backend == "uniform" or isinstance(x, LimbRows) or fits_kernel(layer, x.shape[0], backend):
         return Stream(base=residual, parts=linear_parts(x, layer, backend=backend))
 
     def compute(x: jax.Array, residual: jax.Array) -> tuple[jax.Array]:
@@ -61,21 +63,28 @@ def add_product(
 
 
 def map_normed(
-    fn: Callable[..., tuple[jax.Array, ...]],
+    fn: Callable[..., tuple[Any, ...]],
     stream: Stream,
     weight: jax.Array,  # [D]
     *arrays: jax.Array,  # [T *] each
+    reader: Linear,
     eps: float,
     backend: Backend,
     tiles: RowTiles | None,
-) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Returns fn(the normed stream [T D] in the weight's dtype, *arrays), computed as `map_rows` does, and the stream
-    as one array f32[T D], which the norm has added up on its way."""
+) -> tuple[tuple[Any, ...], jax.Array]:
+    """Returns fn(the normed stream [T D], *arrays), computed as `map_rows` does, and the stream as one array f32[T D],
+    which the norm has added up on its way.
+
+    Args:
+      reader: the layer that fn gives the normed stream to: it comes in the weight's dtype, or in limbs if this layer
+        wants them.
+    """
+    group_size = limb_group(reader, stream.base.shape[0], weight.dtype, backend)
     if stream.parts is not None:
-        normed, residual = add_rms_norm(stream.base, stream.parts, weight, eps=eps)
+        normed, residual = add_rms_norm(stream.base, stream.parts, weight, eps=eps, group_size=group_size)
         return map_rows(fn, tiles, normed, *arrays), residual
 
-    def compute(base: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return fn(normed_rows(base, weight, eps=eps, backend=backend), *arrays)
+    def compute(base: jax.Array, *arrays: jax.Array) -> tuple[Any, ...]:
+        return fn(normed_rows(base, weight, eps=eps, backend=backend, group_size=group_size), *arrays)
 
     return map_rows(compute, tiles, stream.base, *arrays), stream.base

@@ -11,8 +11,8 @@ from jax import lax
 _FAN_IN = 8
 
 
-def ordered_sum(x: jax.Array) -> jax.Array:
-    """Returns the sum over the last axis, on a CPU the same bits in every program.
+def ordered_sum(x: jax.Array, *, is_uniform: bool = False) -> jax.Array:
+    """Returns the sum over the last axis; on a CPU, and where is_uniform, the same bits in every program.
 
     A plain reduction leaves the order to the compiler, which decides by shape: a row's sum would depend on how many
     rows are computed with it (measured on a CPU: 2 rows against 8). Elsewhere it is a plain reduction: the written
@@ -21,6 +21,8 @@ def ordered_sum(x: jax.Array) -> jax.Array:
     Args:
       x: f32[* n]
     """
+    if is_uniform:
+        return _sum_in_order(x)
     found: jax.Array = lax.platform_dependent(x, cpu=_sum_in_order, default=functools.partial(jnp.sum, axis=-1))
     return found
 

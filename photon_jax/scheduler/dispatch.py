@@ -6,21 +6,41 @@ from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import SchedulerConfig
 from photon_jax.scheduler.sequence import SequenceState
 
+# of the places in several steps: what sequences that reach their max_tokens in them may leave idle while others wait
+MAX_IDLE_SHARE = 1 / 16
+
 
 def choose_num_steps(
-    running: Sequence[SequenceState], config: SchedulerConfig, layout: CacheLayout, num_free: int
+    running: Sequence[SequenceState], config: SchedulerConfig, layout: CacheLayout, num_free: int, *, num_waiting: int
 ) -> int:
-    """Returns the decode steps of the next dispatch while nobody waits: several where nobody computes a prompt.
+    """Returns the decode steps of the next dispatch, on the assumption that nobody can be admitted now.
+
+    There are several where nobody computes a prompt and no block is missing. Others may wait meanwhile, for a place or
+    for blocks, as long as few places fall idle before the dispatch is over: single steps would fill those at once, yet
+    each costs a launch. A place that becomes free early, also at a stop id, is filled within the bound that
+    `SchedulerConfig.resolve` states.
 
     Args:
       num_free: blocks that can be allocated.
+      num_waiting: sequences that wait.
     """
     num_steps = config.max_steps_per_dispatch or 1
-    if num_steps == 1 or any(seq.num_uncomputed_tokens > 1 or not seq.is_plain for seq in running):
+    if num_steps == 1 or any(seq.num_uncomputed_tokens > 1 for seq in running) or not _may_repeat(running):
         return 1
-    most = max((seq.max_num_slots - seq.num_computed_tokens for seq in running), default=0)
-    is_useful = most >= num_steps and not may_lack_blocks(running, num_steps, layout, num_free)
-    return num_steps if is_useful else 1
+    num_left = [seq.max_num_slots - seq.num_computed_tokens for seq in running]
+    is_useful = max(num_left, default=0) >= num_steps
+    if is_useful and num_waiting:
+        num_idle = sum([num_steps - count for count in num_left if count < num_steps])
+        is_useful = num_idle <= MAX_IDLE_SHARE * num_steps * len(running)
+    return num_steps if is_useful and not may_lack_blocks(running, num_steps, layout, num_free) else 1
+
+
+def _may_repeat(running: Sequence[SequenceState]) -> bool:
+    """Whether nobody needs the host between two tokens, and there are programs for several steps of them together."""
+    others = [seq for seq in running if not seq.is_plain]
+    if any(seq.request.wants_scores or seq.request.has_controls for seq in others):
+        return False
+    return not others or not any(seq.is_random for seq in running)
 
 
 def may_lack_blocks(running: Sequence[SequenceState], num_steps: int, layout: CacheLayout, num_free: int) -> bool:

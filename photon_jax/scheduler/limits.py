@@ -4,7 +4,7 @@ import dataclasses
 
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import SchedulerConfig
-from photon_jax.errors import RequestError
+from photon_jax.errors import CapacityError, RequestError
 from photon_jax.request import Request
 
 
@@ -28,6 +28,14 @@ class Limits:
         The last token sampled is never fed back, so it counts for max_model_len, yet takes no place in the cache.
         """
         return min(self.max_model_len, self.layout.max_tokens + 1) - num_prompt_tokens
+
+    def check_queue(self, num_waiting: int) -> None:
+        """Raises CapacityError unless one more request may wait."""
+        if num_waiting >= self.config.max_waiting:
+            raise CapacityError(
+                f"the queue is full: {num_waiting} requests wait and max_waiting is {self.config.max_waiting}; "
+                "try again later or raise SchedulerConfig.max_waiting"
+            )
 
     def num_slots(self, request: Request) -> int:
         """Returns how many tokens of the cache a request takes at its greatest length: all but the last are read.

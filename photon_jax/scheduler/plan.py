@@ -43,9 +43,22 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def wants_top(self) -> bool:
-        """Whether the most likely tokens are asked for, at the sampled place or at a scored one."""
-        params = self.seq.request.params
-        return bool((self.samples and params.logprobs) or (self.scores and params.prompt_logprobs))
+        """Whether more than the likeliest token is asked for at the sampled place, or any at a scored one."""
+        request = self.seq.request
+        return bool((self.samples and request.wants_top) or (self.scores and request.params.prompt_logprobs))
+
+
+def make_row(seq: SequenceState, num_new_tokens: int, num_left: int, num_steps: int) -> ScheduledSequence:
+    """Returns the row of a sequence in a plan.
+
+    Args:
+      num_left: tokens to compute before the next one can be sampled.
+      num_steps: of the plan.
+    """
+    num_sampled = num_new_tokens
+    if num_steps == 1:
+        num_sampled = 1 if num_new_tokens == num_left and not seq.request.score else 0
+    return ScheduledSequence(seq, seq.num_computed_tokens, num_new_tokens, num_sampled, seq.admission)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,8 +93,8 @@ class StepResult:
     """What one step computed, on the host; rows are those of its plan, in the plan's order.
 
     The flat arrays hold the scores of row 0, then those of row 1, and so on, one for each position in its `scores`, and
-    maybe more that mean nothing. They are needed only where a row has scores; the most likely tokens (W of them) only
-    where a row wants them.
+    maybe more that mean nothing. They are needed only where a row has scores; the most likely tokens (W of them, or one
+    where no row wants more) only where a row asks for them.
     """
 
     token_ids: np.ndarray  # i32[steps*rows]  sampled, step by step; anything where nothing was to be sampled

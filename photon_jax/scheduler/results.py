@@ -40,7 +40,7 @@ def take_tokens(
         if reason is not None:
             break
     top_ids = top_logprobs = None
-    if not seq.is_plain and request.params.logprobs:
+    if request.params.logprobs:
         assert result.top_ids is not None, f"the step of {seq.request_id!r} gave no top_ids"
         assert result.top_logprobs is not None, f"the step of {seq.request_id!r} gave no top_logprobs"
         top_ids = result.top_ids[row, :num_new, : request.params.logprobs].copy()

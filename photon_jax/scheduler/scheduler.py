@@ -6,13 +6,14 @@ import itertools
 from photon_jax.cache.block_manager import BlockManager
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import CacheConfig, SchedulerConfig
-from photon_jax.errors import CapacityError, RequestError
+from photon_jax.errors import RequestError
 from photon_jax.outputs import FinishReason, TokenDelta
 from photon_jax.request import Request
 from photon_jax.scheduler.counters import SchedulerCounters
 from photon_jax.scheduler.dispatch import choose_num_steps, may_lack_blocks
+from photon_jax.scheduler.integrity import check_sequences, check_slots
 from photon_jax.scheduler.limits import Limits
-from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult
+from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult, make_row
 from photon_jax.scheduler.results import end_delta, take_tokens
 from photon_jax.scheduler.scores import take_scores
 from photon_jax.scheduler.sequence import SequenceState, SequenceStatus
@@ -104,11 +105,7 @@ class Scheduler:
                 f"request {request.request_id!r} is still being served; give each live request an id of its own"
             )
         num_slots = self.limits.num_slots(request)
-        if len(self._waiting) >= self._config.max_waiting:
-            raise CapacityError(
-                f"the queue is full: {len(self._waiting)} requests wait and max_waiting is {self._config.max_waiting}; "
-                "try again later or raise SchedulerConfig.max_waiting"
-            )
+        self.limits.check_queue(len(self._waiting))
         self._waiting[request.request_id] = SequenceState(
             request=request,
             arrival=self.counters.num_added,
@@ -118,21 +115,26 @@ class Scheduler:
         )
         self.counters.num_added += 1
 
-    def schedule(self) -> StepPlan:
+    def schedule(self, *, several: bool = True) -> StepPlan:
         """Decides the next step, on the assumption that those before it end no sequence early.
 
         Their results need not be known: sequences advance as planned, and a row whose sequence turns out to have
         ended is dropped when its own results are applied. Plans are applied in the order in which they were made.
 
         Returns an empty plan if nothing is left to do, or nothing before earlier results are applied.
+
+        Args:
+          several: whether the plan may have several steps, see `choose_num_steps`.
         """
         running = list(self._running.values())
         num_free = self._blocks.num_free
-        num_steps = 1 if self._waiting else choose_num_steps(running, self._config, self._layout, num_free)
+        num_steps = 1
+        if several and not self._can_admit():
+            num_steps = choose_num_steps(running, self._config, self._layout, num_free, num_waiting=self.num_waiting)
         if self._in_flight and may_lack_blocks(running, num_steps, self._layout, num_free):
             return StepPlan(())  # results on their way may end a sequence: none is preempted before they are known
         rows, prompt_rows, preempted = self._schedule_running(running, num_steps)
-        if not preempted:
+        if not preempted and num_steps == 1:
             admitted = self._schedule_waiting(self._config.max_num_batched_tokens - sum([row[2] for row in rows]))
             rows += admitted
             prompt_rows += admitted
@@ -179,7 +181,7 @@ class Scheduler:
                 preempted += self._grow(seq, end)
                 if seq.admission == 0:
                     continue
-            row = _make_row(seq, num_new_tokens, num_left, num_steps)
+            row = make_row(seq, num_new_tokens, num_left, num_steps)
             rows.append(row)
             if start < seq.num_prompt_tokens:
                 prompt_rows.append(row)
@@ -238,39 +240,57 @@ class Scheduler:
         seq.num_offered_blocks = 0
         seq.state_slot = 0
 
+    def _reserve(self) -> int:
+        """Returns the blocks that the next steps may want: one more for each running sequence that can grow.
+
+        Admission leaves them alone, so that a sequence is not admitted only to be preempted before it makes progress.
+        """
+        return sum([seq.may_grow for seq in self._running.values()])
+
+    def _next_waiting(self) -> SequenceState | None:
+        """Returns the first waiting one if there is a place for it, and it is not held back."""
+        if not (self._waiting and self._free_slots):
+            return None
+        seq = next(iter(self._waiting.values()))
+        return seq if self.admits_new or seq.num_preemptions else None
+
+    def _can_admit(self) -> bool:
+        """Whether one that waits could start now, if the step has tokens left for it."""
+        seq = self._next_waiting()
+        return seq is not None and self._find_room(seq, self._reserve()) is not None
+
     def _schedule_waiting(self, budget: int) -> list[ScheduledSequence]:
         rows: list[ScheduledSequence] = []
-        if not (self._waiting and budget > 0 and self._free_slots):
-            return rows
-        # blocks that the next steps may want: one more for each running sequence that can grow. Admission leaves them
-        # alone, so that a sequence is not admitted only to be preempted before it makes progress
-        reserve = sum([seq.may_grow for seq in self._running.values()])
-        while self._waiting and budget > 0 and self._free_slots:
-            seq = next(iter(self._waiting.values()))
-            is_held_back = seq.num_preemptions == 0 and not self.admits_new
-            if is_held_back or not self._admit(seq, reserve):
-                break
+        reserve = self._reserve() if budget > 0 and self._next_waiting() else 0
+        while budget > 0 and (seq := self._next_waiting()) and self._admit(seq, reserve):
             num_new_tokens = min(seq.num_uncomputed_tokens, budget)
-            rows.append(_make_row(seq, num_new_tokens, seq.num_uncomputed_tokens, 1))
+            rows.append(make_row(seq, num_new_tokens, seq.num_uncomputed_tokens, 1))
             self._offer_full_blocks(seq, seq.num_computed_tokens + num_new_tokens)
             budget -= num_new_tokens
             reserve += seq.may_grow
         return rows
 
-    def _admit(self, seq: SequenceState, reserve: int) -> bool:
-        """Gives `seq` blocks for all its tokens, cached ones where they exist; returns False if too few are free."""
+    def _find_room(self, seq: SequenceState, reserve: int) -> tuple[list[int], int] | None:
+        """Returns cached blocks for the first tokens of `seq`, and how many more it needs; None if too few are free."""
         # tokens [0, hits)   blocks shared with the prefix cache, at most up to the first token that must be computed
         # tokens [hits, end) new blocks, the last one maybe partial
         num_full = seq.first_needed // self._layout.block_size
         hits = self._blocks.find_cached(seq.block_digests, seq.token_ids, num_full)
         num_blocks = self._layout.blocks_for(min(seq.num_tokens, seq.max_num_slots))
         num_taken = num_blocks - len(hits) + self._blocks.count_idle(hits)
-        if not self._blocks.can_allocate(num_taken + reserve + (num_blocks < seq.max_num_blocks)):
+        has_room = self._blocks.can_allocate(num_taken + reserve + (num_blocks < seq.max_num_blocks))
+        return (hits, num_blocks - len(hits)) if has_room else None
+
+    def _admit(self, seq: SequenceState, reserve: int) -> bool:
+        """Gives `seq` blocks for all its tokens, cached ones where they exist; returns False if too few are free."""
+        room = self._find_room(seq, reserve)
+        if room is None:
             return False
+        hits, num_others = room
         del self._waiting[seq.request_id]
         self._running[seq.request_id] = seq
         self._blocks.share(hits)
-        seq.block_ids = hits + self._blocks.allocate(num_blocks - len(hits))
+        seq.block_ids = hits + self._blocks.allocate(num_others)
         seq.status = SequenceStatus.RUNNING
         seq.state_slot = self._free_slots.pop()
         self._num_admissions += 1
@@ -372,29 +392,7 @@ class Scheduler:
         """Raises if a block, a slot, a counter or the order of the sequences is not as it must be."""
         waiting, running = list(self._waiting.values()), list(self._running.values())
         self._blocks.check_integrity(seq.block_ids for seq in running)
-        config, counters = self._config, self.counters
-        assert len(running) <= config.max_num_seqs, f"{len(running)} run, max_num_seqs is {config.max_num_seqs}"
-        slots = sorted([*self._free_slots, *(seq.state_slot for seq in running)])
-        assert slots == list(range(1, config.max_num_seqs + 1)), f"state slots, free and used: {slots}"
-        order = [seq.arrival for seq in running + waiting]
-        assert order == sorted(set(order)), f"running and waiting ones are out of order of arrival: {order}"
-        num_live = counters.num_added - counters.num_finished
-        assert num_live == len(order), f"{num_live} live by the counters, {len(running)} run and {len(waiting)} wait"
-        for seq in waiting:
-            clean = not (seq.block_ids or seq.num_computed_tokens or seq.num_pending or seq.state_slot or seq.admission)
-            assert clean and seq.status is SequenceStatus.WAITING, f"waiting, not clean: {seq}"
-        for seq in running:
-            assert seq.status is SequenceStatus.RUNNING, f"running, yet {seq.status}: {seq}"
-            assert 0 <= seq.num_computed_tokens <= min(seq.num_tokens, seq.max_num_slots), f"computed too much: {seq}"
-            rows = [row for plan in self._in_flight for row in plan.scheduled if row.admission == seq.admission]
-            assert seq.num_pending == sum(row.num_sampled for row in rows), f"{len(rows)} rows in flight: {seq}"
-            num_blocks = self._layout.blocks_for(seq.num_tokens)
-            fits = num_blocks - 1 <= len(seq.block_ids) <= min(num_blocks, seq.max_num_blocks)
-            assert fits, f"{len(seq.block_ids)} blocks for {seq.num_tokens} tokens, {seq.max_num_blocks} at most: {seq}"
-
-
-def _make_row(seq: SequenceState, num_new_tokens: int, num_left: int, num_steps: int) -> ScheduledSequence:
-    num_sampled = num_new_tokens
-    if num_steps == 1:
-        num_sampled = 1 if num_new_tokens == num_left and not seq.request.score else 0
-    return ScheduledSequence(seq, seq.num_computed_tokens, num_new_tokens, num_sampled, seq.admission)
+        check_sequences(running, waiting, self._in_flight, self._layout)
+        check_slots([*self._free_slots, *(seq.state_slot for seq in running)], self._config.max_num_seqs)
+        num_live, num_held = self.counters.num_added - self.counters.num_finished, len(running) + len(waiting)
+        assert num_live == num_held, f"{num_live} live by the counters, {len(running)} run and {len(waiting)} wait"

@@ -38,7 +38,7 @@ class SequenceState:
     num_scored: int = 0  # entries of `scores` that are there
     num_prompt_tokens: int = dataclasses.field(init=False)  # that the request gave
     num_tokens: int = dataclasses.field(init=False)  # of prompt and output, pending ones included
-    is_plain: bool = dataclasses.field(init=False)  # asks for no scores, no most likely tokens and no controls
+    is_plain: bool = dataclasses.field(init=False)  # asks for no scores, no more than the likeliest token, no controls
     is_random: bool = dataclasses.field(init=False)  # whether its tokens are drawn
     matcher: TokenMatcher | None = dataclasses.field(init=False)  # has taken its output tokens; None without a grammar
 
@@ -48,7 +48,7 @@ class SequenceState:
         self.num_tokens = len(self.token_ids)
         self.matcher = None if request.grammar is None else request.grammar.start()
         self.is_random = bool(request.params.temperature)
-        self.is_plain = not (request.wants_scores or request.params.logprobs or request.has_controls)
+        self.is_plain = not (request.wants_scores or request.wants_top or request.has_controls)
 
     @property
     def request_id(self) -> str:

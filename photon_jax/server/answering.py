@@ -156,6 +156,11 @@ def _check_not_cut(engine: "AsyncLLM", asked: Asked, finish_reason: str | None) 
     raise AbortedError("the server ended this answer before it was finished; send the request again")
 
 
+def _check_none_is_cut(engine: "AsyncLLM", asked: Asked, update: "StreamUpdate") -> None:
+    for delta in update.deltas:
+        _check_not_cut(engine, asked, delta.finish_reason)
+
+
 def stream_all(
     engine: "AsyncLLM", asked: Sequence[Asked], request_id: str
 ) -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
@@ -188,19 +193,17 @@ async def _merge(
     engine: "AsyncLLM", asked: Sequence[Asked], streams: "Sequence[RequestStream]"
 ) -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
     try:
-        merge = _only(streams[0]) if len(streams) == 1 else _merge_several(streams)
-        async with contextlib.aclosing(merge) as updates:
+        if len(streams) == 1:  # most requests; another generator would cost each event
+            async for update in streams[0]:
+                yield 0, update
+                _check_none_is_cut(engine, asked[0], update)
+            return
+        async with contextlib.aclosing(_merge_several(streams)) as updates:
             async for index, update in updates:
                 yield index, update
-                for delta in update.deltas:
-                    _check_not_cut(engine, asked[index], delta.finish_reason)
+                _check_none_is_cut(engine, asked[index], update)
     finally:
         _close_all(streams)
-
-
-async def _only(stream: "RequestStream") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:
-    async for update in stream:
-        yield 0, update
 
 
 async def _merge_several(streams: "Sequence[RequestStream]") -> AsyncGenerator[tuple[int, "StreamUpdate"], None]:

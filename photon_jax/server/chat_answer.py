@@ -26,7 +26,7 @@ from photon_jax.server.protocol_chat import (
     ChatRequest,
     ChoiceLogprobs,
 )
-from photon_jax.server.streaming import DONE, event
+from photon_jax.server.streaming import DONE, ChoiceEvents, event
 from photon_jax.text.reasoning import Start
 
 if TYPE_CHECKING:
@@ -105,11 +105,10 @@ async def chunk_events(
     stream = _ChatStream(job)
     async with contextlib.aclosing(updates):
         async for _, update in updates:
-            for chunk in stream.chunks_of(update):
-                yield event(chunk)
-    if job.body.has_usage:
-        yield event({**stream.chunk([]), "usage": stream.usage.usage()})
-    yield DONE
+            if events := stream.events_of(update):
+                yield events
+    has_usage = job.body.has_usage
+    yield (event({**stream.chunk([]), "usage": stream.usage.usage()}) if has_usage else b"") + DONE
 
 
 class _ChatStream:
@@ -120,6 +119,7 @@ class _ChatStream:
         self._job = job
         self._parts: dict[int, AnswerParts] = {}  # of the choices whose role is told
         self._num_computed = -1
+        self._events = ChoiceEvents(self.chunk([]))
 
     def chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         """Returns a chunk; the usage so far is in it when it is asked for in each."""
@@ -135,22 +135,24 @@ class _ChatStream:
             chunk["usage"] = self.usage.usage() if self._job.body.has_continuous_usage else None
         return chunk
 
-    def chunks_of(self, update: "StreamUpdate") -> list[ChatChunk]:
-        """Returns the chunks that tell of an update."""
-        chunks: list[ChatChunk] = []
+    def events_of(self, update: "StreamUpdate") -> bytes:
+        """Returns the events that tell of an update, all in one, as each piece that is sent costs a system call."""
+        events = b""
         if self._job.body.return_progress and not self._parts and update.num_computed_tokens != self._num_computed:
             self._num_computed = update.num_computed_tokens
-            chunks.append({**self.chunk([]), "prompt_progress": make_progress(update)})
+            events += event({**self.chunk([]), "prompt_progress": make_progress(update)})
         for delta in update.deltas:
             if delta.index not in self._parts:
                 self._parts[delta.index] = self._job.parts()
-                chunks.append(self._first_chunk(delta.index))
+                events += event(self._first_chunk(delta.index))
         self.usage.add(0, update)
         for delta in update.deltas:
             choice = self._choice(delta)
-            if choice is not None:
-                chunks.append(self.chunk([choice]))
-        return chunks
+            if choice is not None and self._job.body.has_continuous_usage:
+                events += event(self.chunk([choice]))
+            elif choice is not None:
+                events += self._events.of(choice)
+        return events
 
     def _first_chunk(self, index: int) -> ChatChunk:
         delta: ChatDelta = {"role": "assistant"}

@@ -124,11 +124,10 @@ async def chunk_events(
     stream = _CompletionStream(job)
     async with contextlib.aclosing(updates):
         async for prompt_index, update in updates:
-            for chunk in stream.chunks_of(prompt_index, update):
-                yield event(chunk)
-    if job.body.has_usage:
-        yield event({**stream.chunk([]), "usage": stream.usage.usage()})
-    yield DONE
+            if events := stream.events_of(prompt_index, update):
+                yield events
+    has_usage = job.body.has_usage
+    yield (event({**stream.chunk([]), "usage": stream.usage.usage()}) if has_usage else b"") + DONE
 
 
 class _CompletionStream:
@@ -149,19 +148,19 @@ class _CompletionStream:
             chunk["usage"] = self.usage.usage() if self._job.body.has_continuous_usage else None
         return chunk
 
-    def chunks_of(self, prompt_index: int, update: "StreamUpdate") -> list[CompletionAnswer]:
-        """Returns the chunks that tell of an update of one prompt."""
+    def events_of(self, prompt_index: int, update: "StreamUpdate") -> bytes:
+        """Returns the events that tell of an update of one prompt, all in one."""
         if update.prompt_logprobs is not None:
             self._scores[prompt_index] = update.prompt_logprobs
-        chunks: list[CompletionAnswer] = []
+        events = b""
         if self._job.body.return_progress and update.num_computed_tokens != self._num_computed.get(prompt_index):
             self._num_computed[prompt_index] = update.num_computed_tokens
-            chunks.append({**self.chunk([]), "prompt_progress": make_progress(update)})
+            events += event({**self.chunk([]), "prompt_progress": make_progress(update)})
         self.usage.add(prompt_index, update, has_output=self._job.has_output)
         for delta in update.deltas:
             choices = [self._begin(prompt_index, delta), self._go_on(prompt_index, delta)]
-            chunks += [self.chunk([choice]) for choice in choices if choice is not None]
-        return chunks
+            events += b"".join([event(self.chunk([choice])) for choice in choices if choice is not None])
+        return events
 
     def _begin(self, prompt_index: int, delta: "SampleDelta") -> CompletionChoice | None:
         """Returns the echo of a choice, when it has one and just begins."""

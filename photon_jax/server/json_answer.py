@@ -5,10 +5,12 @@ from typing import Any
 
 from starlette.responses import Response
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
 
 def json_bytes(value: Any) -> bytes:
     """Returns a value as JSON; a lone surrogate, which UTF-8 can't hold, becomes a question mark."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 class JsonAnswer(Response):

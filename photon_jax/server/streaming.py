@@ -23,10 +23,28 @@ _T = TypeVar("_T")
 
 def event(value: Mapping[str, Any]) -> bytes:
     """Returns a JSON object as one event, in one line."""
+    return b"data: " + _line(value) + b"\n\n"
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
     data = json_bytes(value)
     for end, escaped in _LINE_ENDS:
         data = data.replace(end, escaped)
-    return b"data: " + data + b"\n\n"
+    return data
+
+
+class ChoiceEvents:
+    """Makes the events of chunks that differ in their one choice alone: what they share is put in JSON once."""
+
+    def __init__(self, chunk: Mapping[str, Any]) -> None:
+        """Takes a chunk without choices."""
+        self._before, self._after = event(chunk).split(b'"choices":[]')  # no text holds that, its quotes are escaped
+        self._before += b'"choices":['
+        self._after = b"]" + self._after
+
+    def of(self, choice: Mapping[str, Any]) -> bytes:
+        """Returns the event of the chunk with a choice."""
+        return self._before + _line(choice) + self._after
 
 
 class EventStream(Response):
@@ -41,7 +59,7 @@ class EventStream(Response):
         """Takes over the events.
 
         Args:
-          events: whole events, each a piece of the body.
+          events: pieces of the body, each of whole events.
           keep_alive_s: seconds of silence after which a comment line is sent; 0: none is.
         """
         super().__init__(headers=_HEADERS)

@@ -36,6 +36,15 @@ class Detokenizer:
         added = self._tokenizer.joined_bytes(token_ids, skip_special_tokens=self._skip_special_tokens)
         return self._strip(self._utf8.decode(added))
 
+    def save(self) -> tuple[int, tuple[bytes, int]]:
+        """Returns what `restore` takes to go back here."""
+        return self._num_stripped, self._utf8.getstate()
+
+    def restore(self, saved: tuple[int, tuple[bytes, int]]) -> None:
+        """Forgets what was pushed since."""
+        self._num_stripped, state = saved
+        self._utf8.setstate(state)
+
     def flush(self) -> str:
         """Returns what the end of the sequence adds: U+FFFD for an incomplete character; empty from then on."""
         return self._strip(self._utf8.decode(b"", final=True))

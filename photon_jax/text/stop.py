@@ -64,6 +64,14 @@ class StopMatcher:
         self._held = known[cut:]
         return StopMatch(text=known[:cut])
 
+    def save(self) -> tuple[int, str]:
+        """Returns what `restore` takes to go back here."""
+        return self._node, self._held
+
+    def restore(self, saved: tuple[int, str]) -> None:
+        """Forgets what was pushed since."""
+        self._node, self._held = saved
+
     def flush(self) -> str:
         """Returns the text held back, at the end of a stream that no stop string ended."""
         held, self._held, self._node = self._held, "", 0

@@ -92,6 +92,14 @@ class TextStream:
         if not self.has_stops:  # nothing depends on which token brought what
             self._num_tokens += len(token_ids)
             return [self._detokenizer.push(with_text)]
+        if len(with_text) > 1 and self._num_tokens >= self._min_tokens:  # most tokens complete no stop string
+            saved = self._detokenizer.save(), self._matcher.save()
+            match = self._matcher.push(self._detokenizer.push(with_text))
+            if match.stop is None:
+                self._num_tokens += len(token_ids)
+                return [match.text]
+            self._detokenizer.restore(saved[0])
+            self._matcher.restore(saved[1])
         shown = []
         for token_id in with_text:
             self._num_tokens += 1

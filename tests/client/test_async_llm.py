@@ -10,7 +10,8 @@ from helpers.byte_tokenizer import ByteTokenizer
 from helpers.fake_engine import LONG, MATE, expected, result
 from helpers.fake_runner import VOCAB_SIZE, expected_logprobs, expected_scores, make_request
 
-from photon_jax.client.submission import Prompt
+from photon_jax.client.submission import Prompt, Sample
+from photon_jax.client.updates import UpdateReader
 from photon_jax.errors import CapacityError, ConfigError, RequestError
 from photon_jax.request import Request, SamplingParams
 
@@ -32,6 +33,28 @@ def test_streams_and_whole_results_come_together():
 
     run(main)
     play.check_idle()
+
+
+def test_a_stream_looks_once_for_each_update_and_makes_no_tables_that_nobody_asked_for(monkeypatch):
+    play, looks, tables = AsyncPlay(), [], []
+    take, logprobs = UpdateReader.take, Sample.logprobs
+    monkeypatch.setattr(UpdateReader, "take", lambda self: looks.append(take(self)) or looks[-1])
+    monkeypatch.setattr(Sample, "logprobs", lambda self, count: tables.append(count) or logprobs(self, count))
+    play.runner.hold()
+
+    async def main():
+        async with play.open() as engine:
+            stream = engine.stream(*ask(MATE, 6))
+            for _ in range(6):
+                waiting = asyncio.ensure_future(anext(stream))
+                await asyncio.sleep(0)
+                play.runner.allow()
+                await waiting
+            assert await anext(stream, None) is None
+            play.runner.release()
+
+    run(main)
+    assert not tables and len(looks) == 6 and all(looks)
 
 
 def test_each_step_is_an_update_for_a_reader_that_keeps_up():

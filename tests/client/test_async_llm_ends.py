@@ -247,7 +247,7 @@ def test_books_that_cannot_be_trusted_end_it_too(monkeypatch):
         async with play.open() as engine:
             task = asyncio.ensure_future(read(engine.stream(*ask(LONG, 200))))
             await in_thread(play.runner.wait_for_a_step)
-            monkeypatch.setattr(play.scheduler, "schedule", lambda: 1 // 0)
+            monkeypatch.setattr(play.scheduler, "schedule", lambda **_: 1 // 0)
             monkeypatch.setattr(play.scheduler, "abort", lambda _: 1 // 0)
             play.runner.release()
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):

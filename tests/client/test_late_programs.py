@@ -1,17 +1,20 @@
-"""Programs that are compiled while requests run: those go on, and who needs the programs waits for them."""
+"""Programs that are compiled while requests run: those go on in larger ones, and who can't do without them waits."""
 
 import asyncio
 import random
 import threading
+import time
 
 import pytest
 from helpers.async_play import AsyncPlay, ask, read, run, until
 from helpers.fake_engine import LONG, MATE, expected, result
 
 from photon_jax.cache.layout import CacheLayout
+from photon_jax.client import late_programs
 from photon_jax.config import SchedulerConfig
 from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
 from photon_jax.engine.foresight import Crowd
+from photon_jax.engine.stand_ins import are_enough, compile_order, find_stand_in
 
 LAYOUT = "a step with the most likely tokens"
 
@@ -104,6 +107,86 @@ def test_a_request_that_is_alone_waits_for_its_own_programs_alone(play):
     run(main)
 
 
+def test_what_a_crowd_needed_is_compiled_on_for_the_one_that_is_left(play, monkeypatch):
+    monkeypatch.setattr(late_programs, "num_threads", lambda: 1)
+    left = ["first", "second"]
+    play.runner.stands_in = lambda layouts: True
+    play.runner.uncompiled_for = lambda requests, num_prompt_tokens: list(left) if requests else []
+
+    def compile_when_told(layout):
+        play.has_begun.set()
+        assert play.goes_on.wait(60)
+        left.remove(layout)
+
+    play.runner.compile = compile_when_told
+
+    async def main():
+        async with play.open() as engine:
+            stream = engine.stream(*ask(LONG, 220))
+            while not (await anext(stream)).deltas:
+                pass
+            assert result(await engine.generate(*ask(MATE, 4))) == expected(MATE, 4)
+            assert play.has_begun.is_set() and left == ["first", "second"]
+            play.goes_on.set()
+            await until(lambda: not left)
+            stream.close()
+
+    run(main)
+
+
+def test_nobody_waits_for_a_program_that_a_larger_one_stands_in_for(play):
+    play.runner.stands_in = lambda layouts: True
+
+    async def main():
+        async with play.open() as engine:
+            stream = engine.stream(*ask(LONG, 30))
+            assert result(await engine.generate(*ask(MATE, 4, logprobs=1))) == expected(MATE, 4)
+            assert await read(stream) == expected(LONG, 30)
+            assert play.runner.announced == [LAYOUT] and not play.compiled and play.has_begun.is_set()
+            play.goes_on.set()
+            await until(lambda: play.compiled and not play.runner.announced)
+
+    run(main)
+
+
+def test_programs_are_compiled_on_all_cores_at_once_in_their_order(play, monkeypatch):
+    monkeypatch.setattr(late_programs, "num_threads", lambda: 3)
+    meeting, begun, left = threading.Barrier(3, timeout=60), [], list("abcde")
+
+    def compile_with_others(layout):
+        begun.append(layout)
+        if layout in "abc":
+            meeting.wait()
+        left.remove(layout)
+
+    play.runner.compile = compile_with_others
+    play.runner.uncompiled_for = lambda requests, num_prompt_tokens: list(left) if len(requests) > 1 else []
+
+    async def main():
+        async with play.open() as engine:
+            stream = engine.stream(*ask(LONG, 220))
+            assert result(await engine.generate(*ask(MATE, 4))) == expected(MATE, 4)
+            stream.close()
+
+    run(main)
+    assert set(begun[:3]) == set("abc") and sorted(begun) == list("abcde"), "each once, the first three together"
+
+
+def test_no_dispatch_has_several_steps_while_a_program_for_that_is_compiled():
+    play = AsyncPlay(scheduler={"max_steps": 4})
+    num_steps, launch = [], play.runner.launch
+    play.runner.launch = lambda plan: num_steps.append(plan.num_steps) or launch(plan)
+
+    async def main():
+        async with play.open() as engine:
+            for play.runner.allows_several in (False, True):
+                num_steps.append("next")
+                await engine.generate(*ask(MATE, 9))
+
+    run(main)
+    assert num_steps == ["next", *[1] * 9, "next", 1, 4, 4]
+
+
 def test_who_leaves_while_a_program_is_compiled_is_forgotten(play):
     async def main():
         async with play.open() as engine:
@@ -155,31 +238,47 @@ class CrowdPlay(AsyncPlay):
     Attributes:
       compiled: the programs that are there.
       num_stalls: steps of several requests that had to wait for a program.
+      num_stand_ins: steps that came in a larger one.
     """
 
     def __init__(self, make_buckets):
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         cache = CacheLayout(num_blocks=45, block_size=4)
-        super().__init__(scheduler={**limits, "block_size": 4, "num_blocks": 45, "max_model_len": 200})
+        super().__init__(scheduler={**limits, "block_size": 4, "num_blocks": 45, "max_model_len": 200, "max_steps": 4})
         self.compiled = set()
-        self.num_stalls = 0
-        buckets = make_buckets(SchedulerConfig(**limits), cache, max_model_len=200)
+        self.num_stalls = self.num_stand_ins = 0
+        buckets = make_buckets(SchedulerConfig(**limits, max_steps_per_dispatch=4), cache, max_model_len=200)
         launch = self.runner.launch
 
         def missing(requests, num_prompt_tokens):
+            if not requests:
+                return []
             crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, cache=cache)
             left = [layout for layout in buckets.layouts() if layout not in self.compiled]
-            return [layout for layout in left if crowd.may_need(layout, buckets)]
+            return compile_order([layout for layout in left if crowd.may_need(layout, buckets)], list(self.compiled))
+
+        def announce(layouts):
+            self.runner.announced = layouts
+            self.runner.allows_several = not any(layout.num_steps > 1 for layout in layouts)
+            return are_enough(list(self.compiled), layouts)
 
         def launch_compiled(plan):
-            layout = buckets.choose(plan)
-            is_alone = len({submission.request_id for submission, _ in self.client._live.values()}) == 1
-            self.num_stalls += layout not in self.compiled and not is_alone
-            self.compiled.add(layout)
+            layout, announced = buckets.choose(plan), self.runner.announced
+            if layout not in self.compiled:
+                is_there = layout in announced and find_stand_in(layout, list(self.compiled)) is not None
+                is_alone = len({submission.request_id for submission, _ in self.client._live.values()}) == 1
+                self.num_stand_ins += is_there
+                self.num_stalls += not (is_there or is_alone)
+                if not is_there:
+                    self.compiled.add(layout)
             return launch(plan)
 
-        self.runner.uncompiled_for, self.runner.compile = missing, self.compiled.add
-        self.runner.launch = launch_compiled
+        def compile_slowly(layout):
+            time.sleep(0.002)
+            self.compiled.add(layout)
+
+        self.runner.uncompiled_for, self.runner.announce = missing, announce
+        self.runner.launch, self.runner.compile = launch_compiled, compile_slowly
 
 
 def tiled(query_tile):
@@ -200,7 +299,7 @@ async def read_or_leave(engine, rng):
 
 @pytest.mark.parametrize("make_buckets", [padded_buckets, tiled(16), tiled(1)], ids=["padded", "tiled", "alike"])
 def test_no_step_of_several_requests_waits_for_a_program_whatever_comes(make_buckets):
-    num_preemptions = 0
+    num_preemptions = num_stand_ins = 0
     for seed in range(8):
         rng, play = random.Random(seed), CrowdPlay(make_buckets)
 
@@ -212,4 +311,5 @@ def test_no_step_of_several_requests_waits_for_a_program_whatever_comes(make_buc
         play.check_idle()
         assert not play.num_stalls, f"seed {seed}"
         num_preemptions += play.scheduler.counters.num_preemptions
-    assert num_preemptions > 0
+        num_stand_ins += play.num_stand_ins
+    assert num_preemptions > 0 and num_stand_ins > 0

@@ -161,13 +161,15 @@ VALID_PARAMS = st.builds(
     stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE), max_size=3),
     stop=st.lists(st.sampled_from(["a", "\x00", "~~"]), max_size=2),
     seed=st.sampled_from([None, 0, -1, 2**64 - 1]),
-    logprobs=st.sampled_from([None, 0, 3]),
+    logprobs=st.sampled_from([None, 0, 1, 3]),
     ignore_eos=st.booleans(),
 )
 
 
 class Launched:
     """FakeRunner behind the engine's interface."""
+
+    allows_several = True
 
     def __init__(self, layout):
         self.layout = layout

@@ -118,7 +118,7 @@ def test_whole_arrays_and_plain_sums_instead_of_tiles_turn_it_red(world, monkeyp
     for module in ("stream", "rope", "sampling"):
         monkeypatch.setattr(f"photon_jax.ops.{module}.map_rows", lambda fn, _, *arrays: fn(*arrays))
     for module in ("attention", "norm", "sampling"):
-        monkeypatch.setattr(f"photon_jax.ops.{module}.ordered_sum", lambda x: x.sum(axis=-1))
+        monkeypatch.setattr(f"photon_jax.ops.{module}.ordered_sum", lambda x, **_: x.sum(axis=-1))
 
     def plain_step(*args, **kwargs):
         return step(*args, **kwargs)

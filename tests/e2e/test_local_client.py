@@ -140,19 +140,52 @@ class BurstEngine:
         new, self._tokens = self._tokens[: self._burst], self._tokens[self._burst :]
         reason = None if self._tokens else FinishReason.LENGTH
         logprobs = -np.array([[token] * 3 for token in new], np.float32)
-        return [TokenDelta(request_id="request-0-0", new_token_ids=tuple(new), logprobs=logprobs, finish_reason=reason)]
+        tops = {"top_ids": np.array(list(new), np.int32)[:, None], "top_logprobs": logprobs[:, :1]}
+        return [TokenDelta("request-0-0", tuple(new), logprobs, reason, **tops)]
 
 
 @pytest.mark.parametrize("burst", [1, 2, 3, 5, 20])
 def test_tokens_after_a_stop_string_are_cut_however_many_come_in_one_step(burst):
     client = LocalClient(BurstEngine("one STOP two", burst), ByteTokenizer(), vocab_size=258)
-    params = SamplingParams(stop="STOP", logprobs=0, max_tokens=50)
+    params = SamplingParams(stop="STOP", logprobs=1, max_tokens=50)
     (submission,) = client.submit_all([Prompt(token_ids=(1,))], [params], score=False)
     client.run([submission])
     completion = submission.output().outputs[0]
     assert (completion.text, completion.finish_reason, completion.stop_reason) == ("one ", "stop", "STOP")
     assert completion.token_ids == tuple(b"one STOP")
     np.testing.assert_array_equal(completion.logprobs.raw, -np.array(list(b"one STOP"), np.float32))
+    np.testing.assert_array_equal(completion.logprobs.top_ids[:, 0], list(b"one STOP"))
+    np.testing.assert_array_equal(completion.logprobs.top_logprobs[:, 0], completion.logprobs.raw)
+
+
+def test_steps_run_while_prompts_are_still_prepared_and_change_no_result():
+    play, prepared = Play(scheduler={"max_num_seqs": 8}), []
+    prepare = play.client.prepare
+
+    def counted(*arguments, **fields):
+        prepared.append(play.scheduler.counters.num_steps)
+        return prepare(*arguments, **fields)
+
+    play.client.prepare = counted
+    prompts = [Prompt(token_ids=LONG[: 3 + index]) for index in range(6)]  # a step takes eight tokens
+    submissions = play.client.submit_all(prompts, [SamplingParams(max_tokens=4)] * 6, score=False, starts=True)
+    assert prepared == [0, 0, 0, 1, 1, 2]
+    assert not submissions[-1].is_finished
+    play.client.run(submissions)
+    for prompt, submission in zip(prompts, submissions, strict=True):
+        assert result(submission.output()) == expected(prompt.token_ids, 4)
+    play.check_idle()
+
+
+def test_a_bad_prompt_after_steps_have_run_ends_what_began():
+    play = Play()
+    prompts = [Prompt(token_ids=LONG[:9]), Prompt(token_ids=LONG[:3]), Prompt(token_ids=(VOCAB_SIZE,))]
+    submissions = []
+    with pytest.raises(RequestError, match=f"holds {VOCAB_SIZE}"):
+        play.client.submit_all(prompts, [SamplingParams(max_tokens=4)] * 3, score=False, into=submissions, starts=True)
+    assert play.scheduler.counters.num_steps == 1
+    assert [submission.is_finished for submission in submissions] == [True, True]
+    play.check_idle()
 
 
 def test_times_and_preemptions_are_counted():

@@ -27,13 +27,13 @@ def ahead(folder):
 
 PROMPTS = [draw_ids(seed, 3 + 5 * seed) for seed in range(6)]
 PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True, logprobs=3),
     SamplingParams(temperature=1.0, max_tokens=30, seed=1, logprobs=0),
     SamplingParams(temperature=0.7, max_tokens=1, seed=2),
     SamplingParams(
         temperature=1.5, max_tokens=30, seed=3, n=2, stop_token_ids=[*range(3, VOCAB_SIZE, 16)], min_tokens=5
     ),
-    SamplingParams(temperature=1.0, max_tokens=30, seed=4, stop=["a", "the"], min_tokens=2),
+    SamplingParams(temperature=1.0, max_tokens=30, seed=4, stop=["a", "the"], min_tokens=2, logprobs=1),
     SamplingParams(temperature=1.0, max_tokens=17, seed=5, frequency_penalty=1.0, logprobs=2),
 ]
 
@@ -49,6 +49,7 @@ def facts(outputs):
             completion.cumulative_logprob,
             None if completion.logprobs is None else completion.logprobs.raw.tobytes(),
             None if completion.logprobs is None else completion.logprobs.top_ids.tobytes(),
+            None if completion.logprobs is None else completion.logprobs.top_logprobs.tobytes(),
         )
         for output in outputs
         for completion in output.outputs

@@ -88,7 +88,7 @@ def test_plans_at_every_limit_have_a_layout_that_holds_them():
             score_row, logprobs = rng.choice([None, 0]), rng.choice([None, 0, 1, 20])
             chosen = spec.choose(make_plan(counts, num_blocks=num_blocks, score_row=score_row, logprobs=logprobs))
             assert chosen.has_scores == (score_row == 0 and counts[0] > 1)
-            assert chosen.has_top == bool(logprobs)
+            assert chosen.has_top == ((logprobs or 0) > (score_row is None or counts[0] == 1))
             assert chosen in everything, chosen
             assert chosen.num_tokens >= sum(counts)
             assert chosen.num_rows >= len(counts)
@@ -115,8 +115,20 @@ def test_steps_with_scores_have_programs_of_mixed_steps_only():
     for _, _, _, spec in every_spec():
         kinds = {(lay.num_tokens, lay.num_rows, lay.has_top) for lay in spec.layouts() if lay.has_scores}
         assert kinds == {(tokens, spec.mixed_rows, top) for tokens in spec.rare_tokens for top in (False, True)}
-        has_any = [lay for lay in spec.layouts() if lay.has_scores or lay.has_top]
+        has_any = [lay for lay in spec.layouts() if lay.has_scores or (lay.has_top and lay.num_steps == 1)]
         assert not any(lay.is_greedy for lay in has_any)
+
+
+def test_several_steps_with_most_likely_tokens_have_greedy_programs_alone():
+    limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=64, max_steps_per_dispatch=4)
+    spec = padded_buckets(limits, CacheLayout(num_blocks=99, block_size=64), max_model_len=256)
+    plan = make_plan([1, 1], temperature=0.0, logprobs=2)
+    several = spec.choose(dataclasses.replace(plan, num_steps=4))
+    assert several.has_top and several.is_greedy and several.num_steps == 4 and several.num_rows == 8
+    found = [lay for lay in spec.layouts() if lay.has_top and lay.num_steps > 1]
+    assert several in found and {lay.num_rows for lay in found} == set(spec.rare_rows)
+    assert all(lay.is_greedy and not (lay.has_scores or lay.has_controls) for lay in found)
+    assert not spec.choose(plan).is_greedy
 
 
 def test_tokens_and_rows_fill_whole_row_tiles():
@@ -168,15 +180,17 @@ def test_the_smallest_sizes_are_chosen(counts, num_blocks, expected):
 @pytest.mark.parametrize(("counts", "plain", "rare"), [([1], 2, 8), ([1] * 9, 32, 32), ([2], 32, 512)])
 def test_steps_of_a_rare_kind_come_in_fewer_sizes(counts, plain, rare):
     assert SPEC.choose(make_plan(counts)).num_tokens == plain
+    assert SPEC.choose(make_plan(counts, logprobs=1)).num_tokens == plain
     assert SPEC.choose(make_plan(counts, logprobs=2)).num_tokens == rare
 
 
-def test_mixed_steps_of_padded_buckets_grow_by_no_more_than_half_from_256_tokens_on():
+def test_mixed_steps_of_padded_buckets_grow_by_half_at_most_and_long_ones_by_a_quarter():
     for tokens in (300, 512, 8192, 10_000):
         limits = SchedulerConfig(max_num_batched_tokens=tokens)
         spec = padded_buckets(limits, CacheLayout(num_blocks=99, block_size=64), max_model_len=256)
         sizes = [size for size in spec.mixed_tokens if size >= 256]
-        assert all(small < large <= 1.5 * small for small, large in itertools.pairwise(sizes)), sizes
+        most = {size: 1.25 if size >= 1024 else 1.5 for size in sizes}
+        assert all(small < large <= most[small] * small for small, large in itertools.pairwise(sizes)), sizes
 
 
 def test_padded_steps_without_random_rows_have_programs_of_their_own():

@@ -1,5 +1,7 @@
 """The compile cache: a folder that an engine's programs come from, with no setting of the process left changed."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 
@@ -51,3 +53,23 @@ def test_no_folder_changes_nothing():
     before = settings()
     with compile_cache(None):
         assert settings() == before
+
+
+def test_threads_with_one_folder_are_inside_at_once_and_the_last_one_puts_the_settings_back(tmp_path):
+    before, both, seen = settings(), threading.Barrier(2, timeout=60), []
+
+    def compile_beside(is_slow):
+        with compile_cache(tmp_path):
+            both.wait()
+            if is_slow:
+                gone.wait(0.05)
+            seen.append(settings()[0])
+
+    gone = threading.Event()
+    threads = [threading.Thread(target=compile_beside, args=(is_slow,)) for is_slow in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [str(tmp_path)] * 2
+    assert settings() == before

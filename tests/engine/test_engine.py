@@ -12,6 +12,8 @@ from photon_jax.errors import EngineDeadError
 class Runner:
     """A fake runner behind the engine's interface; `failing` names the calls that break off."""
 
+    allows_several = True
+
     def __init__(self, scheduler, failing=()):
         self.failing = set(failing)
         self.calls = []
@@ -124,7 +126,7 @@ def test_a_request_that_ended_leaves_nothing_of_the_step_too_many():
 
 def test_failure_while_the_host_plans_is_the_engines_end(monkeypatch):
     engine, _ = start()
-    monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
+    monkeypatch.setattr(engine.scheduler, "schedule", lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         engine.step()
     monkeypatch.undo()

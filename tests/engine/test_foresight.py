@@ -10,12 +10,12 @@ from photon_jax.config import SchedulerConfig
 from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
 from photon_jax.engine.foresight import Crowd
 
-LIMITS = {"max_num_seqs": 20, "max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 4001}
+LIMITS = {"max_num_seqs": 20, "max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 4001, "max_steps": 4}
 MAX_LEN = 300
 
 
 def every_buckets():
-    config = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64)
+    config = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64, max_steps_per_dispatch=4)
     layout = CacheLayout(num_blocks=LIMITS["num_blocks"], block_size=4)
     tiles = TileChoice((2, 8), query_tile=16)
     yield tiled_buckets(config, layout, max_model_len=MAX_LEN, tiles=tiles)
@@ -83,7 +83,9 @@ def test_kinds_and_sizes_that_nobody_asks_for_are_not_needed(spec):
     layouts = needed_by([plain] * 2, spec)
     assert layouts and not any(each.has_scores or each.has_top or each.has_controls for each in layouts)
     assert max(each.num_tokens for each in layouts) < 64
-    with_top = needed_by([plain, make_request("1", [1] * 3, logprobs=1)], spec)
+    likeliest_alone = needed_by([plain, make_request("1", [1] * 3, logprobs=1)], spec)
+    assert likeliest_alone == layouts, "which every step returns"
+    with_top = needed_by([plain, make_request("1", [1] * 3, logprobs=2)], spec)
     assert any(each.has_top for each in with_top) and not any(each.has_scores or each.has_controls for each in with_top)
     scored = needed_by([plain, make_request("1", [1] * 3, prompt_logprobs=1)], spec)
     assert not any(each.has_top and each.num_tokens == each.num_rows for each in scored), "decode steps have no prompt"

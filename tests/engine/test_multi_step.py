@@ -11,7 +11,7 @@ from photon_jax.cache.kv_cache import init_kv_cache
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import KernelConfig
 from photon_jax.engine.step import StepConfig, init_batch_state, jit_step
-from photon_jax.step_io import StepLayout, host_views, input_fields, output_fields, packed_size
+from photon_jax.step_io import TOP_WIDTH, StepLayout, host_views, input_fields, output_fields, packed_size
 
 NUM_STEPS = 4
 ONE = StepLayout(num_tokens=4, num_rows=4, table_width=32, query_tile=1, row_tile=4)
@@ -21,6 +21,7 @@ CONFIG = StepConfig(
     model=tiny_config(), kernels=KernelConfig(linear="reference", attention="reference"), max_model_len=64
 )
 ROWS = 3  # the fourth is padding
+SAMPLED = ("token_ids", "logprobs", "top_ids", "top_logprobs")
 TEMPERATURES = (0.0, 0.9, 1.3)
 
 
@@ -61,35 +62,40 @@ def run(layout, cache, state, buffer):
     outputs, cache, state, _ = jit_step(tiny_params(), cache, state, buffer, layout=layout, config=CONFIG)
     fields = output_fields(layout)
     views = [host_views(part, fields) for part in np.split(np.asarray(outputs), layout.num_steps)]
-    return [(view["token_ids"][:ROWS], view["logprobs"][:ROWS]) for view in views], cache, state
+    return [[view[name][:ROWS] for name in SAMPLED] for view in views], cache, state
 
 
-def one_by_one(**fields):
-    """Returns tokens i32[steps rows], their log-probabilities, the cache and the state after single steps."""
+def one_by_one(layout=ONE, **fields):
+    """Returns each array of SAMPLED, [steps rows *], then cache and state after single steps."""
     results, (cache, state) = [], start()
     for index in range(NUM_STEPS):
         masked = max(fields.get("num_masked", 0) - index, 0)
-        buffer = make_buffer(ONE, 1 + index, continues=int(index > 0), **(fields | {"num_masked": masked}))
-        (result,), cache, state = run(ONE, cache, state, buffer)
+        buffer = make_buffer(layout, 1 + index, continues=int(index > 0), **(fields | {"num_masked": masked}))
+        (result,), cache, state = run(layout, cache, state, buffer)
         results.append(result)
-    return np.array([r[0] for r in results]), np.array([r[1] for r in results]), cache, state
+    return *map(np.array, zip(*results, strict=True)), cache, state
 
 
-def at_once(**fields):
-    results, cache, state = run(SEVERAL, *start(), make_buffer(SEVERAL, 1, continues=0, **fields))
-    return np.array([r[0] for r in results]), np.array([r[1] for r in results]), cache, state
+def at_once(layout=SEVERAL, **fields):
+    results, cache, state = run(layout, *start(), make_buffer(layout, 1, continues=0, **fields))
+    return *map(np.array, zip(*results, strict=True)), cache, state
 
 
 def keys(cache):
     return np.asarray(cache.k[:, 1:])  # the null block holds anything
 
 
-def test_steps_at_once_give_the_bits_of_steps_one_by_one():
-    expected, found = one_by_one(), at_once()
-    np.testing.assert_array_equal(found[0], expected[0])
-    assert found[1].tobytes() == expected[1].tobytes()
-    assert keys(found[2]).tobytes() == keys(expected[2]).tobytes()
-    np.testing.assert_array_equal(found[3].last_token[1:4], expected[3].last_token[1:4])
+@pytest.mark.parametrize("has_top", [False, True])
+def test_steps_at_once_give_the_bits_of_steps_one_by_one(has_top):
+    one, several = (dataclasses.replace(layout, has_top=has_top) for layout in (ONE, SEVERAL))
+    expected, found = one_by_one(one), at_once(several)
+    for name, ours, theirs in zip(SAMPLED, found, expected, strict=False):
+        assert ours.tobytes() == theirs.tobytes(), name
+    assert (
+        found[2].shape == (NUM_STEPS, ROWS, TOP_WIDTH if has_top else 1) and (found[2][..., 0] == found[0])[:, 0].all()
+    )
+    assert keys(found[-2]).tobytes() == keys(expected[-2]).tobytes()
+    np.testing.assert_array_equal(found[-1].last_token[1:4], expected[-1].last_token[1:4])
 
 
 @pytest.mark.parametrize("num_steps", [(1, 2, 4), (4, 1, 3)])
@@ -97,8 +103,10 @@ def test_rows_have_as_many_steps_as_they_are_given(num_steps):
     expected, found = one_by_one(), at_once(num_steps=num_steps)
     for row, count in enumerate(num_steps):
         np.testing.assert_array_equal(found[0][:count, row], expected[0][:count, row])
-        assert found[3].last_token[row + 1] == expected[0][count - 1, row]
-        written = np.flatnonzero(np.any(np.asarray(found[2].k)[0, 1 + 4 * row : 5 + 4 * row] != 0, axis=(1, 3)).ravel())
+        assert found[-1].last_token[row + 1] == expected[0][count - 1, row]
+        written = np.flatnonzero(
+            np.any(np.asarray(found[-2].k)[0, 1 + 4 * row : 5 + 4 * row] != 0, axis=(1, 3)).ravel()
+        )
         assert written.tolist() == list(range(1, 1 + count)), f"row {row} wrote {written}"
 
 
@@ -109,8 +117,8 @@ def test_a_row_that_samples_a_stop_id_does_no_more():
     found = at_once(stop_ids=(stop,))
     np.testing.assert_array_equal(found[0][:2, 1], expected[0][:2, 1])
     np.testing.assert_array_equal(found[0][:, 0], expected[0][:, 0])
-    assert found[3].last_token[2] == stop
-    written = np.flatnonzero(np.any(np.asarray(found[2].k)[0, 5:9] != 0, axis=(1, 3)).ravel())
+    assert found[-1].last_token[2] == stop
+    written = np.flatnonzero(np.any(np.asarray(found[-2].k)[0, 5:9] != 0, axis=(1, 3)).ravel())
     assert written.tolist() == [1, 2], "nothing is stored of the stop id"
 
 

@@ -1,5 +1,7 @@
 """The step on its device: donated buffers are reused, the cache is never copied, nothing compiles twice."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from helpers.byte_tokenizer import ByteTokenizer
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.config import make_engine_config
+from photon_jax.engine.engine import Engine
 from photon_jax.engine.metrics import CompileCounter
 from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.start import start_engine
@@ -190,3 +193,41 @@ def test_what_is_compiled_beside_the_steps_makes_the_control_state_without_compi
     with CompileCounter() as counter:
         runner.make_control_state()
     assert counter.num_compiles == 0
+
+
+def bits_of(started, runner):
+    """Returns what requests of every kind get from a runner: token ids and the bits of all log-probabilities."""
+    scheduler, found = started.new_scheduler(), {}
+    engine = Engine(scheduler, runner)
+    for request in every_kind_of_request("l"):
+        scheduler.add(request)
+    while scheduler.has_unfinished:
+        for delta in engine.step():
+            tops = [array.tobytes() for array in (delta.top_ids, delta.top_logprobs) if array is not None]
+            scores = [] if delta.scores is None else [delta.scores.logprobs.tobytes(), delta.scores.top_ids.tobytes()]
+            got = (delta.new_token_ids, delta.logprobs.tobytes(), *tops, *scores)
+            found.setdefault(delta.request_id, []).append(got)
+    return found
+
+
+def test_steps_come_in_larger_programs_while_theirs_are_compiled_and_give_the_same_bits(started):
+    ours = started.runner
+    plain = ours.buckets.plain_layouts()[0]
+    fullest = dataclasses.replace(plain, has_scores=True, has_top=True, has_controls=True)
+    runner = ModelRunner(ours.params, ours.config, ours._cache_layout, ours.buckets, max_num_seqs=2)
+    runner.launched.layouts |= {plain, fullest}
+    assert runner.announce([layout for layout in ours.buckets.layouts() if layout not in (plain, fullest)])
+    assert bits_of(started, runner) == bits_of(started, ours)
+    assert runner.launched.layouts == {plain, fullest}
+    runner.announce([])
+    bits_of(started, runner)
+    assert len(runner.launched.layouts) > 2, "a program that nobody compiles is compiled when a step needs it"
+
+
+def test_a_program_of_several_steps_that_is_compiled_keeps_dispatches_single(started):
+    runner, several = started.runner, dataclasses.replace(started.runner.buckets.plain_layouts()[-1], num_steps=4)
+    try:
+        assert runner.allows_several and runner.announce([several]), "steps can do without"
+        assert not runner.allows_several
+    finally:
+        runner.announce([])

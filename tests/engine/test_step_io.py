@@ -80,18 +80,20 @@ def test_fields_have_the_shapes_of_the_layout():
     assert STOP_IDS_WIDTH >= MAX_STOP_IDS
 
 
-def test_scores_and_most_likely_tokens_take_room_only_where_a_layout_has_them():
+def test_scores_and_most_likely_tokens_but_one_take_room_only_where_a_layout_has_them():
     plain = dataclasses.replace(LAYOUT, has_scores=False, has_top=False)
     assert packed_size(input_fields(LAYOUT)) - packed_size(input_fields(plain)) == 2 * 24
     names = {
-        (False, False): ["token_ids", "logprobs"],
-        (True, False): ["token_ids", "logprobs", "score_logprobs", "score_is_greedy"],
+        (False, False): ["token_ids", "logprobs", "top_ids", "top_logprobs"],
+        (True, False): ["token_ids", "logprobs", "top_ids", "top_logprobs", "score_logprobs", "score_is_greedy"],
         (False, True): ["token_ids", "logprobs", "top_ids", "top_logprobs"],
         (True, True): list(StepOutputs._fields),
     }
     for (has_scores, has_top), expected in names.items():
         fields = output_fields(dataclasses.replace(LAYOUT, has_scores=has_scores, has_top=has_top))
         assert [field.name for field in fields] == expected
+    shapes = {field.name: field.shape for field in output_fields(plain)}
+    assert shapes["top_ids"] == shapes["top_logprobs"] == (5, 1)
     shapes = {field.name: field.shape for field in output_fields(LAYOUT)}
     assert shapes["top_ids"] == shapes["top_logprobs"] == (5, TOP_WIDTH)
     assert shapes["score_top_ids"] == shapes["score_top_logprobs"] == (24, TOP_WIDTH)

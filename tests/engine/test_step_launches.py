@@ -15,18 +15,19 @@ from photon_jax.config import KernelConfig
 from photon_jax.engine.step import BatchState, StepConfig, step
 from photon_jax.models.config import QuantizationConfig
 from photon_jax.models.params import abstract_params
+from photon_jax.ops.linear import LIMB_ROWS
 from photon_jax.step_io import StepLayout, input_fields, packed_size
 
 KERNELS = KernelConfig(linear="triton", attention="triton")
 LAYER_KERNELS = 9  # norm, QKV, rope and cache write, attention and its splits, O, norm, gate and up, down
 
 
-def lowered_step(num_rows, quantization, kv_dtype):
+def lowered_step(num_rows, quantization, kv_dtype, *, kernels=KERNELS, query_tile=1, device="NVIDIA H200"):
     layout = StepLayout(
-        num_tokens=num_rows, num_rows=num_rows, table_width=32, query_tile=1, row_tile=1, is_greedy=True
+        num_tokens=num_rows, num_rows=num_rows, table_width=32, query_tile=query_tile, row_tile=1, is_greedy=True
     )
     model = shape_config("llama-3.2-1b", "bfloat16", quantization)
-    config = StepConfig(model=model, kernels=KERNELS, max_model_len=2048, kv_dtype=kv_dtype)
+    config = StepConfig(model=model, kernels=kernels, max_model_len=2048, kv_dtype=kv_dtype)
     cache = abstract_kv_cache(model, CacheLayout(num_blocks=64, block_size=64), kv_dtype)
     state = BatchState(last_token=jax.ShapeDtypeStruct((65,), jnp.int32))
     packed = jax.ShapeDtypeStruct((packed_size(input_fields(layout)),), jnp.int32)
@@ -34,7 +35,7 @@ def lowered_step(num_rows, quantization, kv_dtype):
     def run(params, cache, state, packed):
         return step(params, cache, state, packed, layout=layout, config=config)
 
-    return lower_for_cuda(run, abstract_params(model), cache, state, packed)
+    return lower_for_cuda(run, abstract_params(model), cache, state, packed, device=device)
 
 
 def count_operations(text, name):
@@ -60,7 +61,7 @@ def layers_of(text):
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
-def test_a_layer_with_int8_weights_is_nine_kernels_and_no_sum_of_parts_beside_them(num_rows, kv_dtype):
+def test_a_layer_with_int8_weights_is_nine_or_ten_kernels_and_no_sum_of_parts_beside_them(num_rows, kv_dtype):
     text = lowered_step(num_rows, QuantizationConfig(group_size=128, has_embedding=True), kv_dtype)
     if text is None:
         return
@@ -68,11 +69,9 @@ def test_a_layer_with_int8_weights_is_nine_kernels_and_no_sum_of_parts_beside_th
     assert len(layers) == 2
     for layer in layers:
         found = count_operations(text, layer)
-        assert found.pop("custom_call") == LAYER_KERNELS
-        if num_rows <= 16:
-            assert set(found) == {"reshape"}, found  # of the heads, no launch
-        else:  # a large tile leaves the gate to XLA: the only sum is that of its sigmoid
-            assert found["add"] == 1 and "reduce" not in found and found["exponential"] == 1, found
+        is_gate_apart = num_rows in LIMB_ROWS
+        assert found.pop("custom_call") == LAYER_KERNELS + is_gate_apart
+        assert set(found) == {"reshape"}, found  # of the heads, no launch
 
 
 def test_a_layer_with_dense_weights_adds_its_products_in_their_epilogues():
@@ -83,3 +82,30 @@ def test_a_layer_with_dense_weights_adds_its_products_in_their_epilogues():
     found = count_operations(text, layer)
     assert found["dot_general"] == 4 and found["custom_call"] == LAYER_KERNELS - 4
     assert found["add"] == 3 and "reduce" not in found, found  # O's, down's, and that of the sigmoid
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "query_tile", "group_size", "kv_dtype", "device"),
+    [
+        (1, 1, 128, "auto", "NVIDIA H200"),
+        (1, 1, None, "int8", "NVIDIA A100"),
+        (300, 16, 32, "int8", "NVIDIA A100"),
+        (300, 16, None, "auto", "NVIDIA H200"),
+    ],
+)
+def test_an_invariant_layer_is_the_same_eight_kernels_whatever_its_rows_are(
+    num_rows, query_tile, group_size, kv_dtype, device
+):
+    """Norm, QKV, rope and cache write, attention, O, norm, gate and up, down; nothing is left to XLA that adds up."""
+    int8 = QuantizationConfig(group_size=group_size, has_embedding=True) if group_size else None
+    kernels = KernelConfig(invariant=True).resolve("gpu", head_dim=64)
+    text = lowered_step(num_rows, int8, kv_dtype, kernels=kernels, query_tile=query_tile, device=device)
+    if text is None:
+        return
+    assert "stablehlo.dot" not in text and "stablehlo.reduce" not in text
+    for layer in layers_of(text):
+        found = count_operations(text, layer)
+        assert found.pop("custom_call") == LAYER_KERNELS - 1
+        assert set(found) <= {"reshape", "broadcast_in_dim", "constant"}, (
+            found
+        )  # of the heads; zeros for tokens of no item

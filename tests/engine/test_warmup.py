@@ -36,7 +36,7 @@ class Runner:
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch):
-    monkeypatch.setattr(warmup, "_num_threads", lambda: 2)
+    monkeypatch.setattr(warmup, "num_threads", lambda: 2)
 
 
 def test_programs_compile_side_by_side_and_each_is_told_of():

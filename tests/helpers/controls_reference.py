@@ -96,5 +96,5 @@ def draw_controlled(
         masks = controls.token_masks if token_masks is None else jnp.asarray(token_masks)
         controls = dataclasses.replace(controls, token_masks=jnp.broadcast_to(masks, (count, masks.shape[1])))
     arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(count), controls)
-    token_ids, logprobs, states = run_sampler(*arrays, tile=tile, is_greedy=is_greedy)
+    token_ids, logprobs, _, _, states = run_sampler(*arrays, tile=tile, is_greedy=is_greedy)
     return np.asarray(token_ids), np.asarray(logprobs), jax.tree.map(np.asarray, states)

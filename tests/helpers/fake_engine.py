@@ -21,6 +21,8 @@ class Launched:
       deleted: the weight that is.
       uncompiled_for: returns what is to be compiled before requests come into a batch.
       compile: what compiling does.
+      stands_in: whether steps can do without programs that are compiled; they can't without any.
+      announced: what others compile.
     """
 
     def __init__(self, layout):
@@ -30,6 +32,9 @@ class Launched:
         self.deleted = None
         self.uncompiled_for = lambda requests, num_prompt_tokens: []
         self.compile = None
+        self.stands_in = lambda layouts: not layouts
+        self.announced = []
+        self.allows_several = True
         self._allowed = None
         self._is_asked = threading.Semaphore(0)
 
@@ -74,6 +79,10 @@ class Launched:
 
     def missing(self, requests, num_prompt_tokens):
         return self.uncompiled_for(requests, num_prompt_tokens)
+
+    def announce(self, layouts):
+        self.announced = layouts
+        return self.stands_in(layouts)
 
     def compile_late(self, layout):
         self.compile(layout)

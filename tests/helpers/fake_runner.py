@@ -110,7 +110,7 @@ def make_request(request_id: str, prompt: Sequence[int], max_tokens: int = 4, **
     """Returns a request; the fields of its params go there, the others to the request."""
     given = {
         name: fields.pop(name)
-        for name in ("temperature", "min_tokens", "logprobs", "prompt_logprobs")
+        for name in ("temperature", "min_tokens", "logprobs", "prompt_logprobs", "stop")
         if name in fields
     }
     params = SamplingParams(max_tokens=max_tokens, **given)
@@ -198,7 +198,8 @@ class FakeRunner:
     def _result(self, plan: StepPlan, result: StepResult) -> StepResult:
         has_top = any(item.wants_top for item in plan.scheduled)
         if not has_top:
-            result = dataclasses.replace(result, top_ids=None, top_logprobs=None)
+            assert result.top_ids is not None and result.top_logprobs is not None
+            result = dataclasses.replace(result, top_ids=result.top_ids[:, :1], top_logprobs=result.top_logprobs[:, :1])
         if any(item.scores for item in plan.scheduled):
             scores = self._scores(plan)
             kept = scores if has_top else {name: scores[name] for name in ("score_logprobs", "score_is_greedy")}

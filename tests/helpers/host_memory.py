@@ -19,6 +19,8 @@ BATCH = 500
 class ForgetfulRunner:
     """Answers every step with token 7; it keeps nothing, so what grows is the engine's or the client's."""
 
+    allows_several = True
+
     def launch(self, plan):
         return len(plan.scheduled) * plan.num_steps
 

@@ -11,7 +11,7 @@ from helpers.tiny_model import tiny_config, tiny_params
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import CacheConfig, KernelConfig, KVDType, SchedulerConfig
 from photon_jax.controls import LogitsProcessor
-from photon_jax.engine.buckets import tiled_buckets
+from photon_jax.engine.buckets import padded_buckets, tiled_buckets
 from photon_jax.engine.engine import Engine
 from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import StepConfig
@@ -72,19 +72,29 @@ class World:
         config: ModelConfig | None = None,
         params: Params | None = None,
         kv_dtype: KVDType = "auto",
+        kernels: KernelConfig | None = None,
     ) -> None:
+        """Takes the reference ops unless kernels are given, and then programs of two sizes of each kind."""
         self.config = config or tiny_config()
         self.params = params or tiny_params(self.config)
-        kernels = KernelConfig().resolve("cpu", head_dim=16)
         self.step_config = StepConfig(
-            model=self.config, kernels=kernels, max_model_len=MAX_MODEL_LEN, kv_dtype=kv_dtype
+            model=self.config,
+            kernels=kernels or KernelConfig().resolve("cpu", head_dim=16),
+            max_model_len=MAX_MODEL_LEN,
+            kv_dtype=kv_dtype,
         )
         self.layout = CacheLayout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-        self.tiles = choose_tiles(self.params, self.step_config, BLOCK_SIZE)
         limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS)
-        buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
-        # both sizes of mixed steps have the same tiles, and what is rare comes in a dozen kinds: one size of each
-        self.buckets = dataclasses.replace(buckets, rare_tokens=buckets.rare_tokens[-1:])
+        # what is rare comes in a dozen kinds: one size of each
+        if kernels is None:
+            self.tiles = choose_tiles(self.params, self.step_config, BLOCK_SIZE)
+            buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
+            self.buckets = dataclasses.replace(buckets, rare_tokens=buckets.rare_tokens[-1:])
+        else:
+            buckets = padded_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN)
+            sizes = {"decode_rows": (1, MAX_NUM_SEQS), "mixed_tokens": (32, MAX_NUM_BATCHED_TOKENS)}
+            one_size = {name: getattr(buckets, name)[-1:] for name in ("rare_rows", "rare_tokens", "table_widths")}
+            self.buckets = dataclasses.replace(buckets, **sizes, **one_size)
         self.requests = make_requests(np.random.default_rng(seed), num_requests)
         self._alone: dict[str, Result] = {}
 
@@ -141,7 +151,7 @@ def make_requests(rng: np.random.Generator, count: int) -> list[Request]:
             min_p=float(rng.choice([0.0, 0.05])),
             max_tokens=int(rng.choice([1, 20, 35, 45])),
             min_tokens=int(rng.integers(2)),
-            logprobs=(None, 0, 3, 20)[rng.integers(4)],
+            logprobs=(None, 1, 3, 20)[rng.integers(4)],
             prompt_logprobs=(None, 0, 7)[rng.choice(3, p=[0.8, 0.1, 0.1])],
             logprobs_kind=("raw", "tempered", "sampling")[rng.integers(3)],
             **controls,

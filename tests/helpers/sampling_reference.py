@@ -94,7 +94,7 @@ def logits_of(hidden: np.ndarray, head: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("tile", "is_greedy", "has_top"))
 def run_sampler(hidden, inputs, params, num_rows, controls=None, *, tile, is_greedy, has_top=False):
-    """Returns token ids, log-probabilities, processor states and, with `has_top`, the most likely tokens."""
+    """Returns what `head_sample` does."""
     config = tiny_config(rms_norm_eps=EPS, vocab_size=params.head.shape[0], hidden_size=params.head.shape[1])
     tiles = None if tile is None else RowTiles(tile, num_rows)
     return head_sample(
@@ -117,19 +117,19 @@ def draw(
     tile: int | None = 8,
     num_rows: int | None = None,
     is_greedy: bool = False,
-    has_top: bool = False,
+    has_top: bool | None = None,
     **fields: object,
 ) -> tuple[np.ndarray, ...]:
     """Returns token_ids i32[B] and logprobs f32[B 3] of hidden states f32[B D] under an output projection f32[V D].
 
-    With `has_top` also ids i32[B W] and log-probabilities f32[B W] of the most likely tokens.
+    With `has_top` given also ids i32[B W] and log-probabilities f32[B W] of the most likely tokens; W is 1 without.
     """
     rows = len(hidden)
     inputs = sampling_inputs(rows, **fields)
     num_rows = rows if num_rows is None else num_rows
     arrays = (jnp.asarray(hidden), inputs, head_params(head), jnp.int32(num_rows))
-    token_ids, logprobs, _, *tops = run_sampler(*arrays, tile=tile, is_greedy=is_greedy, has_top=has_top)
-    return tuple(np.asarray(result) for result in (token_ids, logprobs, *tops))
+    *results, _ = run_sampler(*arrays, tile=tile, is_greedy=is_greedy, has_top=bool(has_top))
+    return tuple(np.asarray(result) for result in results[: 2 if has_top is None else 4])
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:

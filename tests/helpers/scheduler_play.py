@@ -113,7 +113,7 @@ class Play:
             stop_token_ids=tuple(rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 8]))),
             score=rng.random() < 0.15,
             score_start=rng.randint(1, max(len(prompt), 1)),
-            logprobs=rng.choice([None, None, 0, 3, 20]),
+            logprobs=rng.choice([None, None, 1, 3, 20]),
             prompt_logprobs=rng.choice([None, None, None, 0, 5]),
             grammar=FakeGrammar(rng.randint(1, 20), rng.random() < 0.8) if rng.random() < 0.25 else None,
         )

@@ -104,6 +104,30 @@ def test_a_token_has_the_same_bits_in_a_whole_prompt_and_in_chunks(tile_tokens):
     np.testing.assert_array_equal(np.concatenate(parts), together)
 
 
+def check_that_chunks_change_no_bit(case, *, interpret):
+    """In the uniform form, which a step of single tokens takes too: a token alone is the token in its chunk."""
+    inputs = make_inputs(case)
+    options = {"query_tile": case.query_tile, "is_uniform": True, "interpret": interpret}
+    together = np.asarray(prefill_attention(*inputs, LAYER, **options))
+    lens = np.asarray(inputs.item_lens)
+    rows = np.repeat(np.asarray(inputs.item_rows), lens)
+    starts = np.concatenate([np.arange(first, first + n) for first, n in zip(inputs.item_starts, lens, strict=True)])
+    singles = (jnp.asarray(each, jnp.int32) for each in (rows, starts, np.ones_like(starts)))
+    alone = np.asarray(prefill_attention(*inputs[:5], *singles, LAYER, **options))
+    np.testing.assert_array_equal(alone, together)
+    assert np.any(together)
+
+
+def test_in_the_uniform_form_a_token_has_the_same_bits_alone_and_in_its_chunk():
+    check_that_chunks_change_no_bit(small_cases()[0], interpret=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", real_cases(), ids=lambda case: case.name)
+def test_gpu_in_the_uniform_form_a_token_has_the_same_bits_alone_and_in_its_chunk(case):
+    check_that_chunks_change_no_bit(case, interpret=False)
+
+
 @pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA A100"])
 @pytest.mark.parametrize("tiles", candidates(), ids=lambda tiles: tiles.label)
 def test_every_candidate_lowers_for_cuda(tiles, device):

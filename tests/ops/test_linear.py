@@ -115,7 +115,7 @@ def test_int8_kernel_and_what_rides_in_it_give_the_product(rows):
     parts = linear_parts(x, layer, backend="triton")
     np.testing.assert_allclose(as_float64(parts).sum(axis=0), product, rtol=1e-4, atol=1e-4)
     gate, up = product[:, :96], product[:, 96:]
-    gated = linear_gated(x, layer, backend="triton")
+    gated = linear_gated(x, layer, backend="triton", dtype=x.dtype)
     np.testing.assert_allclose(np.asarray(gated), gate / (1 + np.exp(-gate)) * up, rtol=1e-4, atol=1e-4)
 
 
@@ -123,7 +123,7 @@ def test_int8_kernel_and_what_rides_in_it_give_the_product(rows):
 def test_few_rows_lower_to_a_kernel_and_many_to_a_product_of_dequantized_weights(rows):
     layer = int8_layer(192, 576, group_size=64)
     x = jnp.zeros((rows, 576), jnp.bfloat16)
-    text = lower_for_cuda(lambda x, layer: linear_gated(x, layer, backend="triton"), x, layer)
+    text = lower_for_cuda(lambda x, layer: linear_gated(x, layer, backend="triton", dtype=x.dtype), x, layer)
     if text is not None:
         assert ("int8_dequantize" in text) == (rows > KERNEL_ROWS)
         assert ("stablehlo.dot_general" in text) == (rows > KERNEL_ROWS)

@@ -20,6 +20,7 @@ from helpers.sampling_reference import (
 from helpers.tiny_model import tiny_config
 
 from photon_jax.config import KernelConfig
+from photon_jax.ops import logprobs as logprobs_module
 from photon_jax.ops import norm, sampling
 from photon_jax.ops.sampling import head_score
 from photon_jax.ops.tiles import RowTiles
@@ -257,13 +258,17 @@ def test_a_program_for_greedy_rows_gives_what_the_general_one_gives():
     np.testing.assert_allclose(general[1], greedy[1], rtol=1e-6, atol=1e-6)
 
 
-def test_the_kernel_of_greedy_rows_takes_the_same_tokens_with_the_same_log_probabilities(monkeypatch):
-    for module, name in ((sampling, "greedy_sample"), (norm, "rms_norm_kernel")):
+@pytest.mark.parametrize("has_top", [False, True])
+def test_the_kernels_of_greedy_rows_take_the_same_tokens_with_the_same_log_probabilities(monkeypatch, has_top):
+    kernels = ((sampling, "greedy_sample"), (norm, "rms_norm_kernel"))
+    kernels += ((logprobs_module, "greedy_sample"), (logprobs_module, "top_k"))
+    for module, name in kernels:
         monkeypatch.setattr(module, name, functools.partial(getattr(module, name), interpret=True))
     hidden, head = model()
     likeliest = np.argsort(-logits_of(hidden, head), axis=1)[:, :1]
     fields = {"stop_ids": np.repeat(likeliest, 32, axis=1), "num_stop_ids": 1, "masks_stops": np.arange(16) % 2}
-    token_ids, logprobs, _ = sampling.head_sample(
+    fields["top_kinds"] = np.arange(16) // 2 % 3
+    token_ids, logprobs, top_ids, top_values, _ = sampling.head_sample(
         jnp.asarray(hidden),
         sampling_inputs(16, **fields),
         head_params(head),
@@ -271,8 +276,15 @@ def test_the_kernel_of_greedy_rows_takes_the_same_tokens_with_the_same_log_proba
         kernels=KernelConfig(linear="triton", attention="reference"),
         tiles=None,
         is_greedy=True,
+        has_top=has_top,
     )
-    expected_ids, expected = draw(hidden, head, is_greedy=True, **fields)
+    expected_ids, expected, *tops = draw(hidden, head, is_greedy=True, has_top=has_top, **fields)
     np.testing.assert_array_equal(token_ids, expected_ids)
+    np.testing.assert_array_equal(top_ids, tops[0])
+    np.testing.assert_allclose(top_values, tops[1], rtol=0, atol=1e-5)
+    is_taken = np.asarray(top_ids) == np.asarray(token_ids)[:, None]
+    assert is_taken.sum() >= 10
+    for row, column in np.argwhere(is_taken):
+        assert top_values[row, column] == logprobs[row, 2 if fields["top_kinds"][row] == 2 else 0]
     assert not np.any((expected_ids == likeliest[:, 0]) != (np.arange(16) % 2 == 0)), "every other row's is banned"
     np.testing.assert_allclose(logprobs, expected, rtol=0, atol=1e-5)

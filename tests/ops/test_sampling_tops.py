@@ -85,6 +85,33 @@ def test_asking_for_the_most_likely_tokens_changes_no_bit_of_the_sample(vocab_si
             assert values[row][found[row]][0] == logprobs[row, kind], (kind, row)
 
 
+@pytest.mark.parametrize("vocab_size", [50, 1003])
+@pytest.mark.parametrize("tile", [8, None])
+@pytest.mark.parametrize("temperature", ["cold", "warm", "both"])
+def test_the_likeliest_token_alone_has_the_bits_that_it_has_among_twenty(vocab_size, tile, temperature):
+    hidden, head = model(vocab_size)
+    head = np.resize(head[: vocab_size // 2], head.shape)  # every token has a twin: the lower id is the likelier
+    best = np.argsort(-logits_of(hidden, head), axis=1, kind="stable")[:, :2].astype(np.int32)
+    share = {"cold": 1, "warm": ROWS + 1, "both": 2}[temperature]
+    fields = {
+        "temperature": np.where(np.arange(1, ROWS + 1) % share == 0, 0.0, 0.9),
+        "top_p": 0.9,
+        "sample_positions": np.arange(ROWS),
+        "stop_ids": np.pad(best, ((0, 0), (0, 30))),
+        "num_stop_ids": np.arange(ROWS) // 3 % 3,  # of these tokens that may not be sampled
+        "masks_stops": 1,
+        "top_kinds": np.arange(ROWS) % 3,
+    }
+    alone = draw(hidden, head, tile=tile, has_top=False, **fields)
+    twenty = draw(hidden, head, tile=tile, has_top=True, **fields)
+    for found, expected in zip(alone[:2], twenty[:2], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for found, expected in zip(alone[2:], twenty[2:], strict=True):
+        assert found.shape == (ROWS, 1)
+        assert found.tobytes() == np.ascontiguousarray(expected[:, :1]).tobytes()
+    assert (alone[2][:, 0] == alone[0]).any() and (alone[2][:, 0] != alone[0]).any()
+
+
 def test_scores_and_samples_give_the_same_bits_of_the_same_distribution():
     hidden, head = model(258)
     token_ids, logprobs, ids, values = draw(hidden, head, has_top=True, temperature=1.0)

@@ -53,7 +53,9 @@ def test_a_stream_without_parts_is_normed_and_left_as_it_is(is_tiled):
     weight = jax.random.normal(jax.random.key(3), (32,))
     tiles = RowTiles(4, jnp.int32(8)) if is_tiled else None
     options = {"eps": 1e-5, "backend": "reference"}
-    (normed, same), residual = map_normed(lambda *rows: rows, Stream(base=x), weight, other, **options, tiles=tiles)
+    reader = DenseLinear(weight=jnp.ones((32, 8)))
+    found = map_normed(lambda *rows: rows, Stream(base=x), weight, other, reader=reader, **options, tiles=tiles)
+    (normed, same), residual = found
     np.testing.assert_allclose(normed, normed_rows(x, weight, **options), rtol=1e-6)
     np.testing.assert_array_equal(same, other)
     np.testing.assert_array_equal(residual, x)
@@ -72,11 +74,13 @@ def test_kernels_and_products_of_many_rows_leave_parts_that_the_norm_adds(rows, 
     layer = quantize_int8(jax.random.normal(jax.random.key(1), (64, 2048)), group_size=128)
     layer = dataclasses.replace(layer, bias=jnp.ones((64,), jnp.bfloat16) if has_bias else None)
     is_parted = rows > KERNEL_ROWS or not has_bias
+    reader = DenseLinear(weight=jnp.ones((64, 8), jnp.bfloat16))
 
     def run(residual, x, layer, weight):
         stream = add_product(residual, x, layer, backend="triton", tiles=None)
         assert (stream.parts is not None) == is_parted
-        (normed,), residual = map_normed(lambda x: (x,), stream, weight, eps=1e-5, backend="triton", tiles=None)
+        options = {"reader": reader, "eps": 1e-5, "backend": "triton", "tiles": None}
+        (normed,), residual = map_normed(lambda x: (x,), stream, weight, **options)
         return normed, residual
 
     arguments = jnp.zeros((rows, 64)), jnp.zeros((rows, 2048), jnp.bfloat16), layer, jnp.ones((64,), jnp.bfloat16)

@@ -7,7 +7,7 @@ import pytest
 
 from photon_jax.errors import RequestError
 from photon_jax.server.errors import ClientLeftError
-from photon_jax.server.streaming import EventStream, event, unless_disconnected
+from photon_jax.server.streaming import ChoiceEvents, EventStream, event, unless_disconnected
 
 
 class Client:
@@ -54,6 +54,15 @@ def test_events_come_whole_after_headers_that_keep_proxies_from_holding_them():
     assert b"content-length" not in headers
     assert client.body == 'data: {"text":"né?"}\n\ndata: {"text":2}\n\n'.encode()
     assert client.messages[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("usage", [{}, {"usage": None}])
+def test_events_that_share_all_but_their_choice_are_those_of_whole_chunks(usage):
+    chunk = {"id": 'a"choices":[]\u2028', "model": "né", "choices": [], **usage}
+    events = ChoiceEvents(chunk)
+    for text in ("", 'b"choices":[]', "\ud800\x85😀"):
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        assert events.of(choice) == event({**chunk, "choices": [choice]})
 
 
 def test_an_event_is_one_line_also_for_clients_that_split_at_every_line_end_of_unicode():
