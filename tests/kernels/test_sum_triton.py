@@ -141,9 +141,10 @@ def test_a_row_has_the_same_bits_alone_and_with_mates():
 
 def test_vectors_too_short_for_four_products_are_refused():
     rows, weight, scale = make_inputs(Case(name="short", m=1, n=4, k=128, dtype="bfloat16"))
-    tiles = TileConfig(method="sum", tile_n=4, tile_k=128, vector=2)
-    with pytest.raises(KernelUnsupportedError, match="at least 4 int8 weights, and one for each thread of its warps, got 2"):
-        int8_matmul(rows, weight, scale, group_size=128, tiles=tiles, interpret=True)
+    for wrong, message in (({"vector": 2}, "got 2, and tile_k 128 for 1 warps"), ({"num_warps": 2}, "128 for 2 warps")):
+        tiles = TileConfig(method="sum", tile_n=4, tile_k=128, **{"num_warps": 1} | wrong)
+        with pytest.raises(KernelUnsupportedError, match=f"at least 4 int8 weights, .* {message}"):
+            int8_matmul(rows, weight, scale, group_size=128, tiles=tiles, interpret=True)
 
 
 @pytest.mark.parametrize("device", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"])
