@@ -27,9 +27,10 @@ from photon_jax.ops.expansion import expanded_bytes
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.step_io import StepLayout
 
-# XLA's own form of a dense product for one row takes half as long again as the library's for two: a step of
-# Llama-3.2-1B in bfloat16 on an H200 1.65 against 1.10 ms.
-MIN_DENSE_ROWS = 2
+# One row is computed as two where XLA has a form of its own for it. Dense products take half as long again then: a step
+# of Llama-3.2-1B in bfloat16 on an H200 1.65 against 1.10 ms. Log-probabilities differ in their last bit, which the
+# uniform form must not show.
+MIN_ROWS_FOR_XLA = 2
 
 # The share of the free memory that int8 weights may take a second time, in the model's dtype: dequantizing them in
 # each step of 256 rows took 0.9 of 3.05 ms on an H200 (Llama-3.2-1B), and the cache has use for the rest.
@@ -208,8 +209,8 @@ def _plan_for(layout: CacheLayout, step_config: StepConfig, config: EngineConfig
     if tiles is not None:
         buckets = tiled_buckets(config.scheduler, layout, max_model_len=longest, tiles=tiles)
     else:
-        is_dense_on_gpu = step_config.kernels.linear == "triton" and step_config.model.quantization is None
-        min_rows = MIN_DENSE_ROWS if is_dense_on_gpu else 1
+        linear, is_dense = step_config.kernels.linear, step_config.model.quantization is None
+        min_rows = MIN_ROWS_FOR_XLA if linear == "uniform" or (linear == "triton" and is_dense) else 1
         buckets = padded_buckets(config.scheduler, layout, max_model_len=longest, min_rows=min_rows)
     return _Plan(layout, buckets, step_config.max_model_len if config.max_model_len else longest)
 

@@ -70,7 +70,7 @@ def check_engines(config, *, kv_dtype="auto"):
     limits = SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=256)
     buckets = padded_buckets(limits, layout, max_model_len=200)
     widths = buckets.table_widths[-1:]
-    buckets = dataclasses.replace(buckets, decode_rows=(1, 20), mixed_tokens=(32, 256), table_widths=widths)
+    buckets = dataclasses.replace(buckets, decode_rows=(2, 20), mixed_tokens=(32, 256), table_widths=widths)
     step_config = StepConfig(model=config, kernels=UNIFORM, max_model_len=200, kv_dtype=kv_dtype)
 
     def engine(num_blocks, max_num_seqs, budget, num_steps=1):

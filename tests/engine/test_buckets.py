@@ -206,11 +206,13 @@ def test_padded_steps_without_random_rows_have_programs_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("linear", "is_int8", "expected"), [("triton", False, 2), ("triton", True, 1), ("xla", False, 1)]
+    ("linear", "is_int8", "expected"),
+    [("triton", False, 2), ("triton", True, 1), ("xla", False, 1), ("uniform", True, 2)],
 )
-def test_a_gpu_computes_two_rows_for_one_where_weights_are_dense(linear, is_int8, expected):
+def test_a_gpu_computes_two_rows_for_one_where_weights_are_dense_or_bits_must_not_change(linear, is_int8, expected):
     model = tiny_config(quantization=QuantizationConfig(group_size=32) if is_int8 else None)
-    config = StepConfig(model=model, kernels=KernelConfig(linear=linear), max_model_len=256)
+    kernels = KernelConfig(linear=linear, invariant=linear == "uniform")
+    config = StepConfig(model=model, kernels=kernels, max_model_len=256)
     planned = start._plan_for(CacheLayout(num_blocks=9, block_size=64), config, make_engine_config(None), None)
     assert planned.buckets.choose(make_plan((1,))).num_tokens == expected
 
