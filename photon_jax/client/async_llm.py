@@ -327,9 +327,9 @@ class AsyncLLM:
             self._die(error)
 
     def _take_inbox(self) -> bool:
-        """Sleeps while there is nothing to do; takes over what came meanwhile; returns False once all is to end."""
+        """Sleeps while all there is waits for programs; takes over what came; returns False once all is to end."""
         with self._condition:
-            while not (self._inbox or self._live or self._is_closed):
+            while not (self._inbox or len(self._live) > len(self._compiling) or self._is_closed):
                 self._condition.wait()
             if self._is_closed:
                 return False

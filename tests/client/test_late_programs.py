@@ -68,6 +68,26 @@ def test_a_stream_goes_on_while_a_program_is_compiled_for_another(play):
     run(main)
 
 
+def test_the_engine_sleeps_while_all_that_is_left_waits_for_a_program(play, monkeypatch):
+    idle_steps, step = [], play.client.step
+    monkeypatch.setattr(play.client, "step", lambda: idle_steps.append(not play.scheduler.has_unfinished) or step())
+
+    async def main():
+        async with play.open() as engine:
+            stream = engine.stream(*ask(LONG, 30))
+            late = asyncio.ensure_future(engine.generate(*ask(MATE, 4, logprobs=1)))
+            await until(play.has_begun.is_set)
+            assert await read(stream) == expected(LONG, 30)
+            await asyncio.sleep(0.05)  # in which one that did not sleep would make a thousand
+            assert sum(idle_steps) < 10
+            assert result(await engine.generate(*ask(MATE, 5))) == expected(MATE, 5)
+            assert not late.done()
+            play.goes_on.set()
+            assert result(await late) == expected(MATE, 4)
+
+    run(main)
+
+
 def test_what_is_not_computed_yet_is_told_of(play):
     async def main():
         async with play.open() as engine:
