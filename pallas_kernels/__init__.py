@@ -15,7 +15,11 @@ from pallas_kernels.int8_matmul import (
     matmul_parts,
     silu_mul_limbs,
 )
-from pallas_kernels.paged_attention import paged_attention, paged_attention_reference
+from pallas_kernels.paged_attention import (
+    append_attention,
+    append_attention_reference,
+    paged_attention_reference,
+)
 from pallas_kernels.prefill_attention import prefill_attention, prefill_attention_reference
 from pallas_kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from pallas_kernels.rope_append import rope_append, rope_append_reference
@@ -28,6 +32,8 @@ __all__ = [
     "add_parts",
     "add_rms_norm",
     "add_rms_norm_reference",
+    "append_attention",
+    "append_attention_reference",
     "fused_matmul",
     "fused_matmul_reference",
     "greedy_sample",
@@ -39,7 +45,6 @@ __all__ = [
     "limb_matmul_parts",
     "limb_matmul_reference",
     "matmul_parts",
-    "paged_attention",
     "paged_attention_reference",
     "prefill_attention",
     "prefill_attention_reference",

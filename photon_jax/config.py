@@ -134,7 +134,8 @@ class KernelConfig:
             value = getattr(self, name)
             _require_choice(name, value, get_args(Backend))
             if value == "mosaic":
-                raise ConfigError(f"{name}={value!r} has no kernel in this release; use auto or xla")
+                others = "auto" if self.invariant else "auto or xla"
+                raise ConfigError(f"{name}={value!r} has no kernel in this release; use {others}")
             if self.invariant and value in ("xla", "triton"):
                 raise ConfigError(f"{name}={value!r} is not invariant, which invariant=True asks for; use auto")
             if value == "uniform" and not self.invariant:
@@ -230,6 +231,15 @@ class EngineConfig:
         for name, kind in (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("kernels", KernelConfig)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be a {kind.__name__}, got {getattr(self, name)!r:.100}")
+
+    def check_serves(self) -> None:
+        """Raises where an engine would fail as soon as requests come in company.
+
+        Raises:
+          ConfigError: steps of several requests would be compiled when they are met, which strict_compile forbids.
+        """
+        if self.strict_compile and self.warmup != "full":
+            raise ConfigError('strict_compile needs warmup="full" to serve requests; give that, or leave it out')
 
 
 class EngineSettings(TypedDict, total=False):

@@ -49,8 +49,8 @@ def generate(
       progress: whether to show a bar with requests and tokens per second.
 
     Raises:
-      RequestError: a prompt or its params can't be served; nothing has run then.
-      CheckpointError: the params don't fit the config.
+      RequestError: a prompt or its params can't be served, before any step has run; or a logits_processor failed.
+      CheckpointError: the params don't fit the config, or gave NaN.
       ConfigError: the config is none, or the cache that the batch needs doesn't fit the memory.
     """
     listed = encode_each(as_list(prompts), lambda prompt: encode_prompt(prompt, tokenizer))

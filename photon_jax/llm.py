@@ -149,7 +149,9 @@ class LLM:
           on_output: called as prompts finish, with the place of the prompt and its output.
 
         Raises:
-          RequestError: a prompt or its params can't be served; nothing has run then.
+          RequestError: a prompt or its params can't be served, or its logits_processor failed; none of the prompts is
+            answered then, though steps of those before it may have run.
+          CheckpointError: the weights gave NaN, or were deleted.
         """
         return self._generate(encode_each(as_list(prompts), self._encode), sampling_params, progress, on_output)
 
@@ -223,7 +225,9 @@ class LLM:
           on_output: called as scores are there, with the place among all continuations and the score.
 
         Raises:
-          RequestError: a prompt or a continuation can't be scored; nothing has run then.
+          RequestError: a prompt or a continuation can't be scored; none is scored then, though steps of those before
+            it may have run.
+          CheckpointError: the weights gave NaN, or were deleted.
         """
         if continuations is None:
             groups, has_several = [[each] for each in encode_each(as_list(prompts), self._encode)], False
@@ -246,8 +250,12 @@ class LLM:
 
     @property
     def client(self) -> LocalClient:
-        """What takes prompts and runs the steps, for whoever serves the LLM in a way of their own, as AsyncLLM does."""
-        self._engine()
+        """What takes prompts and runs the steps, for whoever serves the LLM in a way of their own, as AsyncLLM does.
+
+        Raises:
+          ConfigError: strict_compile without a full warm-up; requests that come in company would fail.
+        """
+        self._engine().config.check_serves()
         return self._client
 
     @property

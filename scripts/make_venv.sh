@@ -6,8 +6,9 @@
 # Prints the environment's path as the last line of standard output. Does nothing, and needs no network, when the
 # dependencies and the sources are those that were installed last.
 #
-#   PHOTON_VENV    where the environment is (default: .venv in the checkout)
-#   PHOTON_PYTHON  the Python that makes it (default: the first of 3.11 or later that is found)
+#   PHOTON_VENV          where the environment is (default: .venv in the checkout)
+#   PHOTON_PYTHON        name or path of the Python that makes it (default: the first of 3.11 or later that is found)
+#   PHOTON_REQUIREMENTS  what to install instead of the package's own dependencies, one requirement a word
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -22,22 +23,29 @@ is_usable() {
   "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1
 }
 
+# Lists what may start a Python of one of these names. pyenv keeps off the path what is not active: its shim then starts
+# nothing, and the Python is beside the shims.
+list_launchers() {
+  local name launcher folder
+  for name in "$@"; do type -aP "$name" || true; done
+  for name in "$@"; do
+    for folder in "${PYENV_ROOT:-$HOME/.pyenv}" $(type -aP "$name" | sed -n 's,/shims/[^/]*$,,p'); do
+      for launcher in "$folder"/versions/*/bin/"$name"; do
+        if [ -x "$launcher" ]; then printf '%s\n' "$launcher"; fi
+      done
+    done
+  done
+}
+
 find_python() {
-  local name candidate names=(python3 python3.12 python3.11 python3.13 python3.14)
+  local candidate names=(python3 python3.12 python3.11 python3.13 python3.14)
   if [ -n "${PHOTON_PYTHON:-}" ]; then names=("$PHOTON_PYTHON"); fi
-  for name in "${names[@]}"; do
-    candidate="$(command -v "$name" || true)"
-    if [ -n "$candidate" ] && is_usable "$candidate"; then
+  while IFS= read -r candidate; do
+    if is_usable "$candidate"; then
       printf '%s\n' "$candidate"
       return
     fi
-  done
-  for candidate in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[1-4]*/bin/python3; do
-    if [ -z "${PHOTON_PYTHON:-}" ] && is_usable "$candidate"; then
-      printf '%s\n' "$candidate"
-      return
-    fi
-  done
+  done < <(list_launchers "${names[@]}")
   say "photon_jax needs Python 3.11, 3.12, 3.13 or 3.14 with its venv module; looked for" \
     "${PHOTON_PYTHON:-python3, python3.11 to python3.14, and versions of pyenv}."
   say "Install one (on Debian and Ubuntu: apt-get install python3 python3-venv) or set PHOTON_PYTHON to its path."
@@ -62,11 +70,16 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
 # The backends come first: with its own in the environment the package is built with no network, and lm-eval's
 # rouge-score, which has no wheel, needs setuptools.
 dependencies="$venv/.photon-dependencies-${extras:-none}"
-wanted="$(hash_of <"$root/pyproject.toml")"
+wanted="$(printf '%s' "${PHOTON_REQUIREMENTS:-}" | cat "$root/pyproject.toml" - | hash_of)"
 if [ "$(cat "$dependencies" 2>/dev/null)" != "$wanted" ]; then
   say "Installing the dependencies${extras:+ with [$extras]}; this takes a few minutes once ..."
-  "${pip[@]}" install --quiet 'hatchling>=1.27' 'setuptools>=77' >&2
-  "${pip[@]}" install --quiet --no-build-isolation "$root${extras:+[$extras]}" >&2
+  if [ -n "${PHOTON_REQUIREMENTS:-}" ]; then
+    read -ra requirements <<<"$PHOTON_REQUIREMENTS"
+    "${pip[@]}" install --quiet 'hatchling>=1.27' "${requirements[@]}" >&2
+  else
+    "${pip[@]}" install --quiet 'hatchling>=1.27' 'setuptools>=77' >&2
+    "${pip[@]}" install --quiet --no-build-isolation "$root${extras:+[$extras]}" >&2
+  fi
   printf '%s' "$wanted" >"$dependencies"
   rm -f "$venv/.photon-package"
 fi

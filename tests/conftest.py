@@ -13,11 +13,13 @@ import pytest
 
 MAX_MEMORY_MAPS = 20_000  # of the 65,530 that Linux gives a process by default
 LONG_FIRST = ("e2e", "server", "engine", "models")  # folders of the files that take longest
+NEWER_JAX = (0, 11)  # what tests marked newer_jax need
 
 
 def pytest_addoption(parser):
     parser.addoption("--gpu", action="store_true", help="run on the GPU, with the tests marked gpu")
     parser.addoption("--demo_model", help="GGUF file of the demo model; unset: fetched and cached")
+    parser.addoption("--newer_jax_list", help="file to write the ids of the tests to that a newer jax is to run")
 
 
 def pytest_configure(config):
@@ -49,28 +51,48 @@ def pytest_report_header(config):
     return f"jax {importlib.metadata.version('jax')} on {platform}"
 
 
+@pytest.hookimpl(trylast=True)  # what is left out is counted of what was asked for
 def pytest_collection_modifyitems(config, items):
+    config.not_run = {}
+    is_first = getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0"
+    if config.getoption("--newer_jax_list") and is_first:
+        ids = [item.nodeid for item in items if "lowers" in item.keywords or "newer_jax" in item.keywords]
+        Path(config.getoption("--newer_jax_list")).write_text("".join(f"{each}\n" for each in ids), encoding="utf-8")
     if not config.getoption("--gpu"):
         leave_out(config, items, "gpu")
     if shutil.which("chromium") is None:
-        config.num_without_browser = leave_out(config, items, "browser")
+        leave_out(config, items, "browser", "of the page: there is no chromium on the path")
+    version = importlib.metadata.version("jax")
+    if tuple(map(int, version.split(".")[:2])) < NEWER_JAX:
+        leave_out(config, items, "newer_jax", f"with jax {version}: they need {'.'.join(map(str, NEWER_JAX))} or later")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.parent.name not in LONG_FIRST)  # no worker waits for another's long file
 
 
-def leave_out(config, items, mark):
-    """Takes the tests with a mark out of the run; returns how many there were."""
+def leave_out(config, items, mark, why=None):
+    """Takes the tests with a mark out of the run; where there is a reason to tell, the end of the run tells it."""
     left_out = [item for item in items if mark in item.keywords]
     items[:] = [item for item in items if mark not in item.keywords]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    return len(left_out)
+        if why is not None:
+            config.not_run[why] = len(left_out)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_run"] = getattr(session.config, "not_run", {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    told = getattr(node, "workeroutput", {}).get("not_run", {})  # all workers collect the same
+    node.config.not_run = getattr(node.config, "not_run", {}) | told
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    num_tests = getattr(config, "num_without_browser", 0)
-    if num_tests:
-        terminalreporter.write_line(f"NOT RUN: {num_tests} tests of the page: there is no chromium on the path")
+    for why, num_tests in getattr(config, "not_run", {}).items():
+        terminalreporter.write_line(f"NOT RUN: {num_tests} tests {why}")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -56,10 +56,18 @@ def test_what_contradicts_invariant_is_named(fields, platform, message):
         KernelConfig(**fields).resolve(platform, head_dim=96)
 
 
-@pytest.mark.parametrize("fields", [{"linear": "mosaic"}, {"attention": "mosaic"}])
-def test_a_kernel_that_does_not_exist_is_refused(fields):
-    with pytest.raises(ConfigError, match="has no kernel in this release"):
-        KernelConfig(**fields)
+@pytest.mark.parametrize("name", ["linear", "attention"])
+@pytest.mark.parametrize(("invariant", "others"), [(False, "auto or xla"), (True, "auto")])
+def test_a_kernel_that_does_not_exist_is_refused_and_one_that_does_named(name, invariant, others):
+    with pytest.raises(ConfigError, match=f"{name}='mosaic' has no kernel in this release; use {others}$"):
+        KernelConfig(**{name: "mosaic", "invariant": invariant})
+
+
+def test_strict_compile_and_a_lazy_warmup_serve_no_company():
+    EngineConfig(strict_compile=True, warmup="full").check_serves()
+    EngineConfig(warmup="lazy").check_serves()
+    with pytest.raises(ConfigError, match='strict_compile needs warmup="full" to serve requests'):
+        EngineConfig(strict_compile=True, warmup="lazy").check_serves()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pallas_kernels.int8_matmul.mosaic_tiles import MosaicTiles, wide_tiles
+from pallas_kernels.int8_matmul.mosaic_tiles import MAX_ROWS, MosaicTiles, wide_tiles
 
 WIDE = 8192  # outputs from which a product fills the chip without splits
 
@@ -62,8 +62,9 @@ def choose_limb_tiles(
     tile_m = min(64, max(8, 1 << (m - 1).bit_length()))
     is_wide = n >= WIDE
     if has_mosaic and is_wide and m > 32 and k % 128 == 0 and n % 8 == 0:
-        found = wide_tiles(m, (n, k), scale_dtype, group_size)
-        if found is not None:
+        # The two kernels differ in the last bit, so Mosaic's has all of these row counts or none.
+        largest, found = (wide_tiles(rows, (n, k), scale_dtype, group_size) for rows in (MAX_ROWS, m))
+        if largest is not None and found is not None:
             return found
     # A group a step: with several, the scales of two steps don't fit into registers.
     sizes = {"tile_m": tile_m, "tile_k": group_size, "num_stages": min(8, 512 // group_size)}

@@ -11,7 +11,7 @@ OUTPUTS = 64  # rows of a wgmma, outputs of a warpgroup
 TILE_K = 128  # inputs of one step of the ring
 UNIT = 16  # bytes; TMA reads whole ones, from multiples of it
 _MAX_BOX = 256  # elements of a TMA copy along an axis
-_MAX_ROWS = 128
+MAX_ROWS = 128
 _COLUMNS = 128  # of an accumulator at most, so that several fit into registers
 _REGISTERS = 64  # of accumulators, in a thread
 _ALL_REGISTERS = 512  # of one thread of each warpgroup together
@@ -168,8 +168,8 @@ def check_support(
 ) -> None:
     """Raises KernelUnsupportedError for what the kernel can't compute."""
     num_outputs, num_inputs = weight_shape
-    if num_rows > _MAX_ROWS:
-        raise KernelUnsupportedError(f"the Mosaic limb product takes at most {_MAX_ROWS} rows, got {num_rows}")
+    if num_rows > MAX_ROWS:
+        raise KernelUnsupportedError(f"the Mosaic limb product takes at most {MAX_ROWS} rows, got {num_rows}")
     if not _swizzle(num_inputs, group_size) or num_outputs % 8:
         raise KernelUnsupportedError(
             "the Mosaic limb product takes a multiple of 32 inputs and of 8 outputs, "

@@ -1,6 +1,6 @@
-"""Decode attention over a paged KV cache."""
+"""Decode attention over a paged KV cache, to which it appends the new tokens."""
 
-from pallas_kernels.paged_attention.api import paged_attention
-from pallas_kernels.paged_attention.reference import paged_attention_reference
+from pallas_kernels.paged_attention.api import append_attention
+from pallas_kernels.paged_attention.reference import append_attention_reference, paged_attention_reference
 
-__all__ = ["paged_attention", "paged_attention_reference"]
+__all__ = ["append_attention", "append_attention_reference", "paged_attention_reference"]

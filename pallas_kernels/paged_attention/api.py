@@ -1,20 +1,18 @@
-"""Paged decode attention: checks the arguments, picks tiles and backend, calls it."""
+"""Decode attention that appends to the cache: checks the arguments, picks tiles, calls the backend."""
 
-from typing import Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.common.device import device_name
-from pallas_kernels.common.errors import KernelUnsupportedError
 from pallas_kernels.paged_attention.tiles import TileConfig, choose_tiles
-from pallas_kernels.paged_attention.triton import check_support, paged_attention_triton
-
-Backend = Literal["triton"]
+from pallas_kernels.paged_attention.triton import append_attention_triton, check_support
+from pallas_kernels.rope_append.triton import check_new_tokens
 
 
 def check_cache(
-    q: jax.Array,
+    q: jax.Array | jax.ShapeDtypeStruct,
     k: jax.Array,
     v: jax.Array,
     k_scale: jax.Array | None,
@@ -36,54 +34,63 @@ def check_cache(
         raise ValueError(f"q, k and v must have one dtype, or int8 k and v, got {q.dtype}, {k.dtype}, {v.dtype}")
 
 
-def _check_rows(q: jax.Array, block_tables: jax.Array, context_lens: jax.Array) -> None:
-    if block_tables.ndim != 2 or block_tables.shape[0] != q.shape[0] or context_lens.shape != q.shape[:1]:
+def _check_rows(num_rows: int, block_tables: jax.Array, positions: jax.Array) -> None:
+    if block_tables.ndim != 2 or block_tables.shape[0] != num_rows or positions.shape != (num_rows,):
         raise ValueError(
-            f"expected block_tables [B P] and context_lens [B] with B = {q.shape[0]}, "
-            f"got {block_tables.shape} and {context_lens.shape}"
+            f"expected block_tables [B P] and positions [B] with B = {num_rows}, "
+            f"got {block_tables.shape} and {positions.shape}"
         )
-    if block_tables.dtype != jnp.int32 or context_lens.dtype != jnp.int32:
-        raise ValueError(f"tables and lengths must be int32, got {block_tables.dtype} and {context_lens.dtype}")
+    if block_tables.dtype != jnp.int32 or positions.dtype != jnp.int32:
+        raise ValueError(f"tables and positions must be int32, got {block_tables.dtype} and {positions.dtype}")
 
 
-def paged_attention(
-    q: jax.Array,
+def append_attention(
+    qkv: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
     k: jax.Array,
     v: jax.Array,
+    slots: jax.Array,
     block_tables: jax.Array,
-    context_lens: jax.Array,
+    positions: jax.Array,
     layer: jax.Array | int,
     *,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    q_norm: jax.Array | None = None,
+    k_norm: jax.Array | None = None,
+    eps: float = 0.0,
     scale: float | None = None,
-    backend: Backend = "triton",
+    dtype: jnp.dtype | None = None,
     tiles: TileConfig | None = None,
     interpret: bool = False,
-) -> jax.Array:
-    """Returns decode attention as `paged_attention_reference` defines it.
+) -> tuple[jax.Array, ...]:
+    """Returns what `append_attention_reference` does: decode attention [B H d], and the cache with the new tokens.
+
+    The cache is written in place where the caller's jit owns it.
 
     Args:
-      q: bf16, f16 or f32[B H d]; the other arrays are as the reference has them.
-      k_scale, v_scale: bf16, f16 or f32[L N K S], of int8 k and v only.
-      scale: of the scores; 1 / sqrt(d) by default.
-      backend: which implementation.
+      slots: i32[B]; what lies there is finite. All other arrays are as the reference has them.
+      dtype: of the result, and of queries, keys and values before they are rounded to int8; by default the cache's.
       tiles: sizes; by default the measured ones for this device, else the heuristic's.
       interpret: run without a GPU, slowly.
 
     Raises:
       ValueError: shapes or dtypes don't fit each other.
-      KernelUnsupportedError: the backend can't compute these shapes or dtypes.
+      KernelUnsupportedError: the kernel can't compute these shapes or dtypes.
     """
-    check_cache(q, k, v, k_scale, v_scale)
-    _check_rows(q, block_tables, context_lens)
-    if backend != "triton":
-        raise KernelUnsupportedError(f"paged_attention has the backend triton, got {backend!r}")
-    head_dim, block_size = q.shape[2], k.shape[3]
-    check_support(head_dim=head_dim, dtype=q.dtype, block_size=block_size)
-    shape = {"head_dim": head_dim, "num_groups": q.shape[1] // k.shape[2], "block_size": block_size}
-    tiles = tiles or choose_tiles(device=device_name(), dtype=q.dtype.name, **shape)
+    cache = tuple(array for array in (k, v, k_scale, v_scale) if array is not None)
+    check_new_tokens(qkv, cos, cache, slots, q_norm, k_norm, dtype)
+    (_, num_rows, width), (num_kv_heads, block_size, head_dim) = qkv.shape, k.shape[2:]
+    dtype, num_groups = jnp.dtype(dtype or k.dtype), width // (num_kv_heads * head_dim) - 2
+    check_cache(jax.ShapeDtypeStruct((num_rows, num_kv_heads * num_groups, head_dim), dtype), k, v, k_scale, v_scale)
+    _check_rows(num_rows, block_tables, positions)
+    check_support(head_dim=head_dim, dtype=dtype, block_size=block_size)
+    key: dict[str, Any] = {"head_dim": head_dim, "num_groups": num_groups, "block_size": block_size}
+    tiles = tiles or choose_tiles(device=device_name(), dtype=dtype.name, **key)
+    arrays = (qkv, cos, sin, cache, slots, block_tables, positions, jnp.asarray(layer, jnp.int32))
+    norms = tuple(norm for norm in (q_norm, k_norm) if norm is not None)
     scale = head_dim**-0.5 if scale is None else scale
-    arguments, scales = (q, k, v, block_tables, context_lens, layer), {"k_scale": k_scale, "v_scale": v_scale}
-    out: jax.Array = paged_attention_triton(*arguments, **scales, scale=scale, tiles=tiles, interpret=interpret)
-    return out
+    options: dict[str, Any] = {"eps": eps, "dtype": dtype, "interpret": interpret}
+    found: tuple[jax.Array, ...] = append_attention_triton(*arrays, norms=norms, scale=scale, tiles=tiles, **options)
+    return found

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.rope_append.reference import rope_append_reference
+
 TILE_TOKENS = 64
 
 
@@ -90,3 +92,43 @@ def paged_attention_reference(
 
     out: jax.Array = lax.map(attend, (q, block_tables, context_lens))
     return out
+
+
+@functools.partial(jax.jit, static_argnames=("eps", "scale", "dtype"))
+def append_attention_reference(
+    qkv: jax.Array,  # [S B K*(G+2)*d]
+    cos: jax.Array,  # f32[B d/2]
+    sin: jax.Array,  # f32[B d/2]
+    k: jax.Array,  # [L N K S d]
+    v: jax.Array,  # [L N K S d]
+    slots: jax.Array,  # i32[B]
+    block_tables: jax.Array,  # i32[B P]
+    positions: jax.Array,  # i32[B]
+    layer: jax.Array | int,  # i32[]
+    *,
+    k_scale: jax.Array | None = None,  # f32[L N K S]
+    v_scale: jax.Array | None = None,  # f32[L N K S]
+    q_norm: jax.Array | None = None,  # [d]
+    k_norm: jax.Array | None = None,  # [d]
+    eps: float = 0.0,
+    scale: float | None = None,
+    dtype: jnp.dtype | None = None,
+) -> tuple[jax.Array, ...]:
+    """Returns attention [B H d] of one new token a row, and k and v with it; of an int8 cache also k_scale and v_scale.
+
+    It is `rope_append_reference`, which takes all arguments but tables and positions, and what
+    `paged_attention_reference` then returns of the queries. A row's new token stands at its position, and it sees
+    itself and those before. No other row's tables hold the block that it is written to, except the null block, which
+    padding rows write to.
+
+    Args:
+      positions: at most P * S - 1; where a row's slot is not the place of its position, it is left to the caller what
+        the place holds: this one reads it, a kernel takes the new token instead.
+    """
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": eps}
+    q, *cache = rope_append_reference(qkv, cos, sin, k, v, slots, layer, **scales, **norms, dtype=dtype)  # type: ignore[arg-type]
+    names = ("k", "v", "k_scale", "v_scale")
+    arrays = dict(zip(names, cache, strict=False))
+    rows = {"block_tables": block_tables, "context_lens": positions + 1, "layer": layer}
+    return paged_attention_reference(q, **arrays, **rows, scale=scale), *cache

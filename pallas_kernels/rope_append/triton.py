@@ -1,6 +1,8 @@
 """Rotary embedding and cache write, Pallas with the Triton backend: one program a row and KV head."""
 
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,94 @@ MIN_HEAD_DIM = 16
 WARPS_FOR_PARTS = 4  # one warp waits for some of many parts before it asks for the others, or spills registers
 
 
+class NewHeads(NamedTuple):
+    """The heads of a new token, rounded to a dtype."""
+
+    queries: jax.Array  # [* d], zeros past the group
+    key: jax.Array  # [d]
+    value: jax.Array  # [d]
+
+
+def load_heads(
+    qkv_ref,  # [S B K*(G+2)*d]
+    cos_ref,  # f32[B d/2]
+    sin_ref,  # f32[B d/2]
+    norm_refs,  # of queries and keys, [d] each, or none
+    *,
+    row,
+    kv_head,
+    num_groups: int,
+    num_rows: int,
+    eps: float,
+    dtype: jnp.dtype,
+) -> NewHeads:
+    """Returns the heads of a row's token that belong to one KV head, the queries filled up to num_rows.
+
+    What a head's half is turned with, its other half, is loaded a second time: no thread has both.
+    """
+    half = cos_ref.shape[1]
+    dims, group = lax.iota(jnp.int32, 2 * half), lax.iota(jnp.int32, num_rows)
+    others, angles = lax.rem(dims + half, jnp.full_like(dims, 2 * half)), lax.rem(dims, jnp.full_like(dims, half))
+    first = kv_head * (num_groups + 2)
+
+    def load(part, head, columns):
+        return plt.load(qkv_ref.at[part, row, (first + head) * (2 * half) + columns]).astype(jnp.float32)
+
+    def load_queries(part, columns):
+        place = (first + group)[:, None] * (2 * half) + columns[None, :]
+        found = plt.load(qkv_ref.at[part, row, place], mask=(group < num_groups)[:, None], other=0.0)
+        return found.astype(jnp.float32)
+
+    # All loads are asked for before the first addition waits for one.
+    parts = [
+        (
+            *(load_queries(part, dims), load_queries(part, others)),
+            *(load(part, num_groups, dims), load(part, num_groups, others), load(part, num_groups + 1, dims)),
+        )
+        for part in range(qkv_ref.shape[0])
+    ]
+    cos, sin = (plt.load(ref.at[row, angles]) for ref in (cos_ref, sin_ref))
+    sin = jnp.where(dims < half, -sin, sin)
+    norms = [[plt.load(ref.at[columns]).astype(jnp.float32) for columns in (dims, others)] for ref in norm_refs]
+    queries, other_queries, key, other_key, value = (add_parts(loaded) for loaded in zip(*parts, strict=True))
+
+    q_norm, k_norm = norms or (None, None)
+    turn = functools.partial(_turn, cos=cos, sin=sin, eps=eps)
+    turned = turn(queries, other_queries, q_norm), turn(key, other_key, k_norm)
+    return NewHeads(*(heads.astype(dtype) for heads in (*turned, value)))
+
+
+def _turn(x, other, norm, *, cos, sin, eps):  # f32[* d] each
+    """Returns heads normed and turned, of them and their other halves; the norm's weight comes in both orders, too."""
+
+    def row(vector):
+        return vector[None, :] if x.ndim == 2 else vector
+
+    if norm is not None:
+        factor = lax.rsqrt((x * x).sum(axis=-1) / x.shape[-1] + eps)
+        factor = factor[:, None] if x.ndim == 2 else factor
+        x, other = (values * factor * row(weight) for values, weight in zip((x, other), norm, strict=True))
+    return x * row(cos) + other * row(sin)
+
+
+def store_head(values, ref, scale_ref, place, *, mask) -> jax.Array:
+    """Stores a head [d] in its place [layer, block, KV head, offset]; returns what a reader gets, in the head's dtype.
+
+    Args:
+      scale_ref: of an int8 cache, else None.
+      mask: whether to store it, bool[].
+    """
+    dims = lax.iota(jnp.int32, values.shape[0])
+    stored, scale = values.astype(ref.dtype), None
+    if scale_ref is not None:
+        wide = values.astype(jnp.float32)
+        scale = int8_scale(jnp.abs(wide).max())
+        stored = round_to_int8(wide, scale)
+        plt.store(scale_ref.at[place], scale, mask=mask)
+    plt.store(ref.at[(*place, dims)], stored, mask=jnp.broadcast_to(mask, dims.shape))
+    return values if scale is None else (stored.astype(jnp.float32) * scale).astype(values.dtype)
+
+
 def _kernel(
     qkv_ref,  # [S B K*(G+2)*d]
     cos_ref,  # f32[B d/2]
@@ -29,64 +119,40 @@ def _kernel(
     eps: float,
 ):
     *norm_refs, q_ref, k_ref, v_ref = refs[num_arrays : len(refs) - num_arrays + 2]
-    scale_refs = refs[-2:] if num_arrays == 4 else ()
+    scale_refs = refs[-2:] if num_arrays == 4 else (None, None)
     row, kv_head = pl.program_id(0), pl.program_id(1)
     block_size, head_dim = k_ref.shape[3:]
-    half = head_dim // 2
-    head = lax.iota(jnp.int32, pl.next_power_of_2(num_groups + 2))
-    dims = lax.iota(jnp.int32, half)
-    columns = (kv_head * (num_groups + 2) + head)[:, None] * head_dim + dims[None, :]
-    mask = (head < num_groups + 2)[:, None]
-
-    def load(part, columns):
-        return plt.load(qkv_ref.at[part, row, columns], mask=mask, other=0.0).astype(jnp.float32)
-
-    # All loads are asked for before the first addition waits for one.
     slot, layer = slots_ref[row], layer_ref[0]
-    cos, sin = cos_ref[row, :][None, :], sin_ref[row, :][None, :]
-    parts = [(load(part, columns), load(part, columns + half)) for part in range(qkv_ref.shape[0])]
-    x, y = (add_parts(halves) for halves in zip(*parts, strict=True))
-    if norm_refs:
-        x, y = _normed(x, y, head, dims, norm_refs, num_groups=num_groups, eps=eps)
-    is_turned = (head <= num_groups)[:, None]
-    low = jnp.where(is_turned, x * cos - y * sin, x).astype(q_ref.dtype)
-    high = jnp.where(is_turned, y * cos + x * sin, y).astype(q_ref.dtype)
-
-    for values, own_columns in ((low, dims), (high, dims + half)):
-        place = (row, (kv_head * num_groups + head)[:, None], own_columns[None, :])
-        plt.store(q_ref.at[place], values, mask=(head < num_groups)[:, None])
+    heads = load_heads(
+        qkv_ref,
+        cos_ref,
+        sin_ref,
+        norm_refs,
+        row=row,
+        kv_head=kv_head,
+        num_groups=num_groups,
+        num_rows=pl.next_power_of_2(num_groups),
+        eps=eps,
+        dtype=q_ref.dtype,
+    )
+    group, dims = lax.iota(jnp.int32, heads.queries.shape[0]), lax.iota(jnp.int32, head_dim)
+    place = (row, (kv_head * num_groups + group)[:, None], dims[None, :])
+    plt.store(q_ref.at[place], heads.queries, mask=(group < num_groups)[:, None])
     slot_place = (layer, slot // block_size, kv_head, slot % block_size)
-    for index, ref in enumerate((k_ref, v_ref)):
-        is_own = (head == num_groups + index)[:, None]
-        pair = [jnp.where(is_own, half_heads, 0).astype(jnp.float32).sum(axis=0) for half_heads in (low, high)]
-        _store_head(pair, ref, scale_refs[index] if scale_refs else None, slot_place, dims)
+    for new, ref, scale_ref in zip(heads[1:], (k_ref, v_ref), scale_refs, strict=True):
+        store_head(new, ref, scale_ref, slot_place, mask=True)
 
 
-def _store_head(pair, ref, scale_ref, place, dims):
-    """Stores a head, two halves f32[d/2], in its place [layer, block, KV head, offset]; with a scale as int8."""
-    if scale_ref is not None:
-        scale = int8_scale(jnp.maximum(jnp.abs(pair[0]).max(), jnp.abs(pair[1]).max()))
-        scale_ref[place] = scale
-        pair = [round_to_int8(values, scale) for values in pair]
-    for values, columns in zip(pair, (dims, dims + dims.shape[0]), strict=True):
-        ref[(*place, columns)] = values.astype(ref.dtype)
-
-
-def _normed(x, y, head, dims, norm_refs, *, num_groups, eps):  # f32[heads d/2] each
-    """Returns both halves of all heads with those of queries and key normed, each by its own weight."""
-    half = x.shape[1]
-    mean_square = ((x * x).sum(axis=1) + (y * y).sum(axis=1)) / (2 * half)
-    factor = lax.rsqrt(mean_square + eps)[:, None]
-    is_query, is_normed = (head < num_groups)[:, None], (head <= num_groups)[:, None]
-
-    def weigh(values, columns):
-        q_weight, k_weight = (plt.load(ref.at[columns]).astype(jnp.float32)[None, :] for ref in norm_refs)
-        return jnp.where(is_normed, values * factor * jnp.where(is_query, q_weight, k_weight), values)
-
-    return weigh(x, dims), weigh(y, dims + half)
-
-
-def _check(qkv, cos, cache, slots, q_norm, k_norm, dtype):
+def check_new_tokens(
+    qkv: jax.Array,
+    cos: jax.Array,
+    cache: Sequence[jax.Array],
+    slots: jax.Array,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
+    dtype: jnp.dtype | None,
+) -> None:
+    """Raises ValueError unless the arguments of `rope_append` fit each other, KernelUnsupportedError for head sizes."""
     (num_parts, num_rows, width), (num_kv_heads, _, head_dim) = qkv.shape, cache[0].shape[2:]
     is_filled = num_parts and width % (num_kv_heads * head_dim) == 0
     if not is_filled or cos.shape != (num_rows, head_dim // 2) or slots.shape != (num_rows,):
@@ -123,13 +189,7 @@ def rope_append(
     """Returns what `rope_append_reference` does; the caches are written in place where the caller's jit owns them.
 
     Args:
-      qkv: [S B K*(G+2)*d], parts that are added in order; for each KV head its G queries, its key and its value.
-      cos, sin: f32[B d/2]
-      k, v: [L N K S d]
-      slots: i32[B], block * S + offset; where two are alike, one of the tokens is kept.
-      layer: i32[]
-      k_scale, v_scale: f32[L N K S] of an int8 cache; q_norm, k_norm: [d].
-      eps: added to the mean squares.
+      slots: i32[B]; where two are alike, one of the tokens is kept. All other arrays are as the reference has them.
       dtype: of q, and of keys and values before they are rounded to int8; by default the cache's.
       interpret: run without a GPU, slowly.
 
@@ -138,7 +198,7 @@ def rope_append(
       KernelUnsupportedError: the head size is no power of two.
     """
     cache = [array for array in (k, v, k_scale, v_scale) if array is not None]
-    _check(qkv, cos, cache, slots, q_norm, k_norm, dtype)
+    check_new_tokens(qkv, cos, cache, slots, q_norm, k_norm, dtype)
     (num_parts, num_rows, width), (num_kv_heads, _, head_dim) = qkv.shape, k.shape[2:]
     num_groups, norms = width // (num_kv_heads * head_dim) - 2, [w for w in (q_norm, k_norm) if w is not None]
     q = jax.ShapeDtypeStruct((num_rows, num_kv_heads * num_groups, head_dim), dtype or k.dtype)

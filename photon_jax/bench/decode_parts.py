@@ -15,7 +15,7 @@ from photon_jax.cache.kv_cache import KVCache
 from photon_jax.engine.start import StartedEngine
 from photon_jax.engine.step import StepConfig, unpack
 from photon_jax.models.params import LayerParams, Linear, Params
-from photon_jax.ops.attention import attention, attention_input
+from photon_jax.ops.attention import append_and_attend, attention, attention_input, is_one_kernel, qkv_parts
 from photon_jax.ops.linear import Rows, limb_group
 from photon_jax.ops.mlp import gate_up
 from photon_jax.ops.norm import normed_rows
@@ -123,25 +123,34 @@ def _added(x: jax.Array, y: Rows, layer: Linear, config: StepConfig, tiles: RowT
 
 
 def _qkv(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: RowTiles | None) -> Body:
-    rope = rope_tables(inputs.positions, config=config.model, seq_len=config.max_model_len, tiles=tiles)
-    options: dict[str, Any] = {"config": config.model, "kernels": config.kernels, "tiles": tiles}
+    cos, sin = rope_tables(inputs.positions, config=config.model, seq_len=config.max_model_len, tiles=tiles)
+    options: dict[str, Any] = {"config": config.model, "kernels": config.kernels}
 
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
-        slots = inputs.slot_mapping
-        q, cache, _ = attention_input(Stream(base=x), *rope, layer, cache, slots, layer_index=index, **options)
+        stream, slots = Stream(base=x), inputs.slot_mapping
+        if is_one_kernel(config.kernels, layout.query_tile):
+            parts, _ = qkv_parts(stream, layer, **options)
+            return x + _first(parts[0]), cache
+        q, cache, _ = attention_input(stream, cos, sin, layer, cache, slots, layer_index=index, tiles=tiles, **options)
         return x + _first(q), cache
 
     return body
 
 
 def _attention(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles: RowTiles | None) -> Body:
-    model = config.model
-    options: dict[str, Any] = {"query_tile": layout.query_tile, "kernels": config.kernels}
-    noise = _noise(layout, model.num_heads, model.head_dim)
+    model, kernels, query_tile = config.model, config.kernels, layout.query_tile
+    cos, sin = rope_tables(inputs.positions, config=model, seq_len=config.max_model_len, tiles=tiles)
+    noise = _noise(layout, model.qkv_size if is_one_kernel(kernels, query_tile) else model.num_heads * model.head_dim)
 
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
-        q = (noise + jnp.expand_dims(_first(x), 2)).astype(model.dtype)
-        return x + _first(attention(q, cache, inputs, layer_index=index, **options)), cache
+        rows = noise + _first(x)
+        if is_one_kernel(kernels, query_tile):
+            options: dict[str, Any] = {"layer_index": index, "config": model, "kernels": kernels}
+            attended, cache = append_and_attend(rows[None], cos, sin, layer, cache, inputs, **options)
+            return x + _first(attended), cache
+        q = rows.astype(model.dtype).reshape(-1, model.num_heads, model.head_dim)
+        attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
+        return x + _first(attended), cache
 
     return body
 

@@ -55,6 +55,8 @@ class RequestStream:
       request_id: of the request.
     """
 
+    _is_closed = True  # until it is whole
+
     def __init__(self, owner: "AsyncLLM", live: _Live) -> None:
         self.request_id = live.submission.request_id
         self._owner = owner
@@ -126,11 +128,7 @@ class AsyncLLM:
     """
 
     def __init__(
-        self,
-        llm: LLM,
-        *,
-        max_queue: int | None = None,
-        on_finish: Callable[[RequestOutput], None] | None = None,
+        self, llm: LLM, *, max_queue: int | None = None, on_finish: Callable[[RequestOutput], None] | None = None
     ) -> None:
         """Starts the thread.
 
@@ -154,8 +152,7 @@ class AsyncLLM:
         self._inbox: list[_Live] = []  # to be put in the engine's queue, or, once left, to be aborted
         self._compiling: set[_Live] = set()  # to come into the inbox when programs that they need are there
         self._live: dict[str, _Live] = {}  # by request id
-        self._is_draining = False
-        self._is_closed = False
+        self._is_draining = self._is_closed = False
         self._touched: collections.deque[_Live] = collections.deque()  # by a step, maybe one of another thread
         self._programs = LatePrograms(self._client.engine, self._look_again)
         self._thread = threading.Thread(target=self._serve, name="photon-engine", daemon=True)
@@ -180,20 +177,21 @@ class AsyncLLM:
           CapacityError: the queue is full, or the engine drains.
           EngineDeadError: the engine failed or is closed.
         """
-        with HeldInterrupts():  # until there is a stream, which aborts the request when it is dropped
-            return RequestStream(self, self._submit(prompt, params, request_id, score=False, is_streamed=True))
+        stream = RequestStream(self, self._prepare(prompt, params, request_id, is_streamed=True))
+        self._submit(stream._live)  # an interrupt drops the stream, which aborts the request
+        return stream
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> RequestOutput:
         """Returns the finished output; cancelling the wait aborts the request. Raises as `stream` and its updates."""
-        live = self._submit(prompt, params, request_id, score=False, is_streamed=False)
+        live = self._prepare(prompt, params, request_id, is_streamed=False)
         await self._finished(live)
         return live.submission.output()
 
     async def score(self, prompt: Prompt) -> ScoreOutput:
         """Returns log-probabilities of the prompt's tokens from its score_start on; raises as `generate`."""
-        live = self._submit(prompt, _SCORE_PARAMS, None, score=True, is_streamed=False)
+        live = self._prepare(prompt, _SCORE_PARAMS, None, score=True, is_streamed=False)
         await self._finished(live)
         if live.submission.samples[0].scores is None:
             raise EngineDeadError("the engine was closed before it had scored the prompt")
@@ -233,18 +231,20 @@ class AsyncLLM:
             self._thread.join()
             self._programs.close()
 
-    def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, *, score: bool, is_streamed: bool
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams | None, name: str | None, *, is_streamed: bool, score: bool = False
     ) -> _Live:
         params = SamplingParams() if params is None else params
-        submission = self._client.prepare(prompt, params, score=score, request_id=request_id)
+        submission = self._client.prepare(prompt, params, score=score, request_id=name)
         live = _Live(submission, is_streamed)
         submission.on_change = functools.partial(self._touched.append, live)
-        with HeldInterrupts(), self._condition:
-            self._check_takes(submission)
-            self._live[submission.request_id] = live
-            self._queue(live)
         return live
+
+    def _submit(self, live: _Live) -> None:
+        with HeldInterrupts(), self._condition:
+            self._check_takes(live.submission)
+            self._live[live.submission.request_id] = live
+            self._queue(live)
 
     def _queue(self, live: _Live) -> None:
         """Puts a new request into the inbox, or has it wait for programs that steps of it can't do without."""
@@ -294,24 +294,24 @@ class AsyncLLM:
         return death
 
     async def _finished(self, live: _Live) -> None:
-        """Waits for the end of a request; leaving the wait aborts it."""
+        """Submits a request and waits for its end; leaving the wait aborts it."""
+        self._submit(live)
         try:
-            while True:
-                live.look()
-                live.submission.raise_error()
-                if live.submission.is_finished:
-                    return
+            while not (live.submission.is_finished or live.submission.error):
                 await live.news.wait()
+                live.look()
+            live.submission.raise_error()
         finally:
             self._leave(live)
 
     def _leave(self, live: _Live) -> None:
         """Has a request aborted unless it has ended."""
-        with HeldInterrupts(), self._condition:
-            if self._live.get(live.submission.request_id) is live and not live.is_left:
-                live.is_left = True
-                self._inbox.append(live)
-                self._condition.notify()
+        if self._live.get(live.submission.request_id) is live:
+            with HeldInterrupts(), self._condition:
+                if not live.is_left:  # it may have ended meanwhile, which aborts nothing
+                    live.is_left = True
+                    self._inbox.append(live)
+                    self._condition.notify()
 
     # in the engine's thread from here on
 

@@ -91,7 +91,7 @@ class LocalClient:
         into: list[Submission] | None = None,
         starts: bool = False,
     ) -> list[Submission]:
-        """Puts all prompts in the engine's queue, or none.
+        """Puts all prompts in the engine's queue; where one is refused, those before it are ended.
 
         Args:
           starts: runs a step whenever tokens for one came together, but for the last: the device needn't wait for all.
@@ -115,6 +115,7 @@ class LocalClient:
                     if id(each) not in resolved and isinstance(each, SamplingParams):  # many prompts share one object
                         resolved[id(each)] = each.resolve(self._sampling_defaults)
                     submission = self.prepare(prompt, resolved.get(id(each), each), score=score)
+                    submission.prompt_index, submission.num_prompts = owner, num_owners
                     with HeldInterrupts():
                         self.enqueue(submission)
                         submissions.append(submission)
@@ -251,8 +252,7 @@ class LocalClient:
         try:
             while left:
                 if left[0].is_finished:
-                    with naming_prompt(len(submissions) - len(left), len(submissions)):
-                        left.popleft().raise_error()
+                    left.popleft().raise_error()
                     continue
                 self.step()
                 if on_step is not None:
@@ -369,7 +369,7 @@ class LocalClient:
         for request_id, (submission, _) in list(self._live.items()):
             error = fault.error_for(request_id)
             if error is not None and submission.error is None:
-                submission.error = error
+                submission.error, submission.is_error_of_all = error, fault.messages is None
                 self.abort_all([submission])
 
     def _take(

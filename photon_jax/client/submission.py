@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from photon_jax.errors import PhotonError
+from photon_jax.errors import CheckpointError, PhotonError, naming_prompt
 from photon_jax.outputs import (
     CompletionOutput,
     FinishReason,
@@ -219,7 +219,9 @@ class Submission:
     Attributes:
       num_computed_tokens: the prompt's tokens that are computed, or will be by steps on their way.
       on_change: called whenever more of it is there, in the thread that runs the step.
+      prompt_index: which prompt of the call it is, of num_prompts.
       error: why it was given up, if it was.
+      is_error_of_all: whether the error is no matter of this prompt more than of others.
     """
 
     request_id: str
@@ -232,7 +234,10 @@ class Submission:
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
     on_change: Callable[[], None] | None = None
+    prompt_index: int = 0
+    num_prompts: int = 1
     error: PhotonError | None = None
+    is_error_of_all: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -252,8 +257,12 @@ class Submission:
             self.note_change()
 
     def raise_error(self) -> None:
-        """Raises why it was given up, if it was."""
-        if self.error is not None:
+        """Raises why it was given up, if it was; the message says which prompt of several it is about."""
+        if self.error is None:
+            return
+        if isinstance(self.error, CheckpointError) and self.num_prompts > 1 and not self.is_error_of_all:
+            raise CheckpointError(f"prompt {self.prompt_index}: {self.error}") from self.error
+        with naming_prompt(self.prompt_index, self.num_prompts):
             raise self.error
 
     def note_change(self) -> None:

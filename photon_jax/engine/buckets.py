@@ -10,6 +10,7 @@ from photon_jax.step_io import StepLayout
 
 BASE_ROW_TILE = 8
 LARGE_QUERY_TILE = 16
+FILLED_FROM = 1024  # tokens of a mixed step: with fewer, padding costs less than a step for the rest of a prompt
 CONTEXT_TILE = 64  # the reference attention reads whole tiles of the table
 
 
@@ -41,6 +42,7 @@ class BucketSpec:
       table_widths: P.
       has_greedy_programs: whether steps that sample nothing randomly have programs of their own.
       num_steps: of a dispatch of decode steps, plain ones or greedy ones with top, ascending.
+      filled_tokens: those of mixed_tokens that steps are to fill where enough requests wait, ascending.
     """
 
     decode_rows: tuple[int, ...]
@@ -52,6 +54,7 @@ class BucketSpec:
     tiles: TileChoice
     has_greedy_programs: bool = False
     num_steps: tuple[int, ...] = (1,)
+    filled_tokens: tuple[int, ...] = ()
 
     def choose(self, plan: StepPlan) -> StepLayout:
         """Returns the smallest layout that holds the plan."""
@@ -175,9 +178,10 @@ def padded_buckets(
     """
     rows = max(config.max_num_seqs, min_rows)
     tokens = max(config.max_num_batched_tokens, rows)
+    mixed_tokens = _mixed_ladder(tokens)
     return BucketSpec(
-        decode_rows=_ladder(min_rows, rows, 2),
-        mixed_tokens=_mixed_ladder(tokens),
+        decode_rows=_decode_ladder(min_rows, rows),
+        mixed_tokens=mixed_tokens,
         rare_rows=_ladder(8, rows, 8) if rows > 8 else (rows,),
         rare_tokens=_ladder(128, tokens, 4),
         mixed_rows=rows,
@@ -185,6 +189,7 @@ def padded_buckets(
         tiles=TileChoice(query_tile=LARGE_QUERY_TILE),
         has_greedy_programs=True,
         num_steps=_num_steps(config),
+        filled_tokens=tuple(size for size in mixed_tokens if size >= FILLED_FROM),
     )
 
 
@@ -203,6 +208,17 @@ def _ladder(first: int, last: int, factor: int) -> tuple[int, ...]:
         sizes.append(first)
         first *= factor
     return (*sizes, last)
+
+
+def _decode_ladder(first: int, last: int) -> tuple[int, ...]:
+    """Returns the powers of two, and from 128 on 3/2 of each too, between `first` and `last`.
+
+    With so many rows a step takes as long as it has rows. As a crowd of 2,000 thins out, the places between cost 2 % of
+    all its time.
+    """
+    powers = _ladder(first, last, 2)
+    halves = {size * 3 // 2 for size in powers if size >= 128}
+    return tuple(sorted({*powers, *(size for size in halves if size < last)}))
 
 
 def _mixed_ladder(last: int) -> tuple[int, ...]:

@@ -193,6 +193,7 @@ class MemoryLedger:
     """Where an engine's device memory goes.
 
     Attributes:
+      expanded_bytes: int8 weights in the model's dtype, which steps of many rows read.
       control_bytes: state of sampling controls, made for the first request that has some, and by a full warm-up.
       kv_dtype: of the keys and values; the scales of int8 ones are in cache_bytes.
       workspace_bytes: temporary memory of the largest step program compiled so far.
@@ -202,6 +203,7 @@ class MemoryLedger:
     """
 
     weight_bytes: int
+    expanded_bytes: int
     cache_bytes: int
     kv_dtype: str
     control_bytes: int
@@ -216,6 +218,7 @@ class MemoryLedger:
         mib = 1 << 20
         return (
             f"memory: weights {self.weight_bytes / mib:.0f} MiB, "
+            f"int8 ones a second time for long steps {self.expanded_bytes / mib:.0f} MiB, "
             f"KV cache {self.cache_bytes / mib:.0f} MiB of {self.kv_dtype} ({self.num_blocks - 1} blocks of "
             f"{self.block_size} tokens = {self.max_cached_tokens} tokens, and the null block), "
             f"sampling controls {self.control_bytes / mib:.0f} MiB, workspace {self.workspace_bytes / mib:.0f} MiB, "

@@ -4,8 +4,10 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from photon_jax.cache.kv_cache import KVCache, init_kv_cache
@@ -31,9 +33,11 @@ from photon_jax.engine.settings import pinned_settings
 from photon_jax.engine.stand_ins import are_enough, compile_order, find_stand_in
 from photon_jax.engine.step import BatchState, StepConfig, init_batch_state, jit_step
 from photon_jax.engine.token_masks import TokenMasks
+from photon_jax.engine.weights import StepWeights
 from photon_jax.errors import ConfigError
 from photon_jax.models.params import Params
 from photon_jax.ops.controls import States
+from photon_jax.ops.expansion import expanded_bytes
 from photon_jax.request import Request
 from photon_jax.scheduler.plan import StepPlan, StepResult
 from photon_jax.step_io import StepLayout, host_views, output_fields
@@ -69,21 +73,24 @@ class ModelRunner:
         buckets: BucketSpec,
         *,
         max_num_seqs: int,
+        expands_weights: bool = False,
         compile_cache_dir: str | None = None,
         is_strict: bool = False,
     ) -> None:
         """Takes the weights and makes the cache.
 
         Args:
+          expands_weights: there is memory for the int8 weights in the model's dtype too, see `StepWeights`.
           compile_cache_dir: where programs are kept that are compiled when a step needs them.
           is_strict: whether a program that is compiled after the warm-up is an error.
         """
         self.has_warmed_up = False
         self._compile_cache_dir = compile_cache_dir
         self._is_strict = is_strict
-        self.set_params(params)
-        self._params_signature = signature({"params": self.params})
         self.config = config
+        self._expands_weights = expands_weights
+        self.set_params(params)
+        self._compiled_for = self._weights.shapes()
         self.buckets = buckets
         self._cache_layout = cache_layout
         self._max_num_seqs = max_num_seqs
@@ -98,6 +105,10 @@ class ModelRunner:
     def set_params(self, params: Params) -> None:
         """Makes the steps launched from now on use other weights, of the same structure, shapes and dtypes."""
         self.params: Params = place(params)
+        self._weights = StepWeights(self.params)  # those of before give their memory back first
+        if self._expands_weights:
+            with pinned_settings():
+                self._weights = StepWeights.expanding(self.params, self.config.model.dtype)
 
     def deleted_leaf(self) -> str | None:
         """Returns the key path of one of the weights that does not exist any longer, None where all do."""
@@ -152,7 +163,8 @@ class ModelRunner:
             self._note_new(layout)
         with pinned_settings(), compile_cache(self._compile_cache_dir if is_new else None):
             state = self._state_for(layout)
-            arguments = (self.params, self.cache, state, jax.device_put(packed), processor_states, token_masks)
+            params = self._weights.of(layout)
+            arguments = (params, self.cache, state, jax.device_put(packed), processor_states, token_masks)
             with TraceWatch() as watch:
                 outputs, self.cache, state, states = jit_step(*arguments, layout=layout, config=self.config)
         if watch.has_traced and not is_new:
@@ -172,12 +184,9 @@ class ModelRunner:
 
     def _note_trace(self, layout: StepLayout, arguments: tuple[object, ...]) -> None:
         """Says, or raises, which argument made a known program be traced again."""
-        expected = abstract_arguments(
-            self.params, self.config, self._cache_layout, layout, max_num_seqs=self._max_num_seqs
-        )
-        rest = slice(1, None)  # weights are compared with those that the programs were compiled for
+        expected = self._abstract_arguments(layout)
         changes = describe_changes(
-            self._params_signature | signature(dict(zip(ARGUMENTS[rest], expected[rest], strict=True))),
+            signature(dict(zip(ARGUMENTS, expected, strict=True))),
             signature(dict(zip(ARGUMENTS, arguments, strict=True))),
         )
         message = f"a step of {layout} was traced again; {changes}"
@@ -221,14 +230,16 @@ class ModelRunner:
 
     def compile(self, layout: StepLayout) -> jax.stages.Compiled:
         """Compiles the step of one layout ahead; a later launch in that layout finds it compiled."""
-        arguments = abstract_arguments(
-            self.params, self.config, self._cache_layout, layout, max_num_seqs=self._max_num_seqs
-        )
+        arguments = self._abstract_arguments(layout)
         compiled = compile_step(arguments, layout, self.config, self._tracing)
         self.launched.layouts.add(layout)
         analysis = compiled.memory_analysis()
         self._workspaces[layout] = analysis.temp_size_in_bytes if analysis is not None else 0
         return compiled
+
+    def _abstract_arguments(self, layout: StepLayout) -> tuple[Any, ...]:
+        params, sizes = self._compiled_for.of(layout), {"max_num_seqs": self._max_num_seqs}
+        return abstract_arguments(params, self.config, self._cache_layout, layout, **sizes)
 
     def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
         """Returns the layouts without processors that steps of these requests may come in and that are not compiled.
@@ -267,6 +278,11 @@ class ModelRunner:
                     with pinned_settings(), self._tracing:
                         self._control_slots.compile_ahead()
                 self.compile(layout)
+
+    @property
+    def expanded_bytes(self) -> int:
+        """Memory of the int8 weights' dequantized form."""
+        return expanded_bytes(self.params, jnp.dtype(self.config.model.dtype)) if self._expands_weights else 0
 
     @property
     def control_bytes(self) -> int:

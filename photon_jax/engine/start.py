@@ -1,9 +1,11 @@
 """The start of an engine on a real model: kernels, buckets, the size of the cache, programs compiled ahead."""
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +22,11 @@ from photon_jax.engine.runner import ModelRunner
 from photon_jax.engine.step import StepConfig
 from photon_jax.engine.tile_check import choose_tiles
 from photon_jax.engine.warmup import compile_all
+from photon_jax.engine.weights import StepWeights
 from photon_jax.errors import ConfigError
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import Params, num_bytes
-from photon_jax.ops.expansion import expanded_bytes
+from photon_jax.ops.expansion import expand, expanded_bytes
 from photon_jax.scheduler.scheduler import Scheduler
 from photon_jax.step_io import StepLayout
 
@@ -33,7 +36,7 @@ from photon_jax.step_io import StepLayout
 MIN_ROWS_FOR_XLA = 2
 
 # The share of the free memory that int8 weights may take a second time, in the model's dtype: dequantizing them in
-# each step of 256 rows took 0.9 of 3.05 ms on an H200 (Llama-3.2-1B), and the cache has use for the rest.
+# each step of many rows took 0.8 ms on an H200 (Llama-3.2-1B), and the cache has use for the rest.
 MAX_EXPANDED = 0.25
 
 
@@ -61,7 +64,7 @@ class StartedEngine:
 
     def new_scheduler(self) -> Scheduler:
         """Returns a scheduler with the engine's limits, and no requests."""
-        return Scheduler(self.config.scheduler, self.config.cache, self.layout, max_model_len=self.max_model_len)
+        return _new_scheduler(self.config, self.layout, self.runner.buckets, self.max_model_len)
 
     def metrics(self) -> EngineMetrics:
         """Returns what the engine has done so far."""
@@ -89,6 +92,7 @@ class StartedEngine:
         cache = self.runner.cache
         return MemoryLedger(
             weight_bytes=num_bytes(self.runner.params),
+            expanded_bytes=self.runner.expanded_bytes,
             cache_bytes=cache.nbytes,
             kv_dtype=str(cache.k.dtype),
             control_bytes=self.runner.control_bytes,
@@ -121,21 +125,23 @@ def start_engine(
     kernels = config.kernels.resolve(platform, head_dim=model.head_dim)
     config = dataclasses.replace(config, scheduler=config.scheduler.resolve(platform))
     step_config = _step_config(params, model, config, kernels)
+    expands = _expands_weights(params, step_config)
     with CompileCounter() as counter, compile_cache(config.compile_cache_dir):
-        plan = _plan(params, step_config, config)
+        plan = _plan(params, step_config, config, expands=expands)
         runner = ModelRunner(
             params,
             dataclasses.replace(step_config, max_model_len=plan.max_model_len),
             plan.layout,
             plan.buckets,
             max_num_seqs=config.scheduler.max_num_seqs,
+            expands_weights=expands,
             compile_cache_dir=config.compile_cache_dir,
             is_strict=config.strict_compile,
         )
         ahead = programs_ahead(plan.buckets, config)
         compile_all(runner, ahead, on_program=on_program)
     runner.has_warmed_up = True
-    scheduler = Scheduler(config.scheduler, config.cache, plan.layout, max_model_len=plan.max_model_len)
+    scheduler = _new_scheduler(config, plan.layout, plan.buckets, plan.max_model_len)
     engine = Engine(scheduler, runner, steps_ahead=config.scheduler.steps_ahead)
     logging.info("kernels %s, buckets %s", kernels, plan.buckets)
     return StartedEngine(
@@ -151,6 +157,11 @@ def start_engine(
     )
 
 
+def _new_scheduler(config: EngineConfig, layout: CacheLayout, buckets: BucketSpec, max_model_len: int) -> Scheduler:
+    options: dict[str, Any] = {"max_model_len": max_model_len, "step_sizes": buckets.filled_tokens}
+    return Scheduler(config.scheduler, config.cache, layout, **options)
+
+
 def _step_config(params: Params, model: ModelConfig, config: EngineConfig, kernels: KernelConfig) -> StepConfig:
     """Returns what all steps have in common, with the length that is asked for."""
     return StepConfig(
@@ -158,8 +169,13 @@ def _step_config(params: Params, model: ModelConfig, config: EngineConfig, kerne
         kernels=kernels,
         max_model_len=_model_len(config, model),
         kv_dtype=config.cache.kv_dtype,
-        expands_weights=expanded_bytes(params, jnp.dtype(model.dtype)) <= MAX_EXPANDED * free_bytes(jax.devices()[0]),
     )
+
+
+def _expands_weights(params: Params, config: StepConfig) -> bool:
+    """Returns whether there are int8 weights that steps of many rows dequantize, and memory to do it once for all."""
+    num_bytes = expanded_bytes(params, jnp.dtype(config.model.dtype))
+    return config.kernels.linear == "triton" and 0 < num_bytes <= MAX_EXPANDED * free_bytes(jax.devices()[0])
 
 
 def programs_ahead(buckets: BucketSpec, config: EngineConfig) -> list[StepLayout]:
@@ -182,13 +198,17 @@ class _Plan:
     max_model_len: int
 
 
-def _plan(params: Params, step_config: StepConfig, config: EngineConfig) -> _Plan:
+def _plan(params: Params, step_config: StepConfig, config: EngineConfig, *, expands: bool) -> _Plan:
     """Returns the cache's layout, and what follows from it.
 
     The workspace of the largest steps is measured by compiling them for the largest cache; where that leaves too little
     for them, they are compiled again for a smaller one. On a CPU the cache is bounded in any case.
     """
-    free, workspace = free_bytes(jax.devices()[0]), 0
+    free, workspace, weights = free_bytes(jax.devices()[0]), 0, StepWeights(params)
+    if expands:
+        dtype = jnp.dtype(step_config.model.dtype)
+        free -= expanded_bytes(params, dtype)
+        weights = StepWeights(params, jax.eval_shape(functools.partial(expand, dtype=dtype), params))
     is_tiled = step_config.kernels.linear == "reference"
     tiles = choose_tiles(params, step_config, config.cache.block_size) if is_tiled else None
     plan = None
@@ -201,7 +221,7 @@ def _plan(params: Params, step_config: StepConfig, config: EngineConfig) -> _Pla
         plan = _plan_for(layout, step_config, config, tiles)
         if jax.default_backend() == "cpu":
             return plan
-        workspace = max(workspace, _measure_workspace(params, step_config, config, plan))
+        workspace = max(workspace, _measure_workspace(weights, step_config, config, plan))
 
 
 def _plan_for(layout: CacheLayout, step_config: StepConfig, config: EngineConfig, tiles: TileChoice | None) -> _Plan:
@@ -215,11 +235,12 @@ def _plan_for(layout: CacheLayout, step_config: StepConfig, config: EngineConfig
     return _Plan(layout, buckets, step_config.max_model_len if config.max_model_len else longest)
 
 
-def _measure_workspace(params: Params, step_config: StepConfig, config: EngineConfig, plan: _Plan) -> int:
+def _measure_workspace(weights: StepWeights, step_config: StepConfig, config: EngineConfig, plan: _Plan) -> int:
     """Returns the temporary memory of the steps that need the most, of those compiled ahead."""
     needed, max_num_seqs = 0, config.scheduler.max_num_seqs
     step_config = dataclasses.replace(step_config, max_model_len=plan.max_model_len)
     for step_layout in plan.buckets.largest_layouts(has_rare=config.warmup == "full"):
+        params = weights.of(step_layout)
         arguments = abstract_arguments(params, step_config, plan.layout, step_layout, max_num_seqs=max_num_seqs)
         analysis = compile_step(arguments, step_layout, step_config).memory_analysis()
         needed = max(needed, 0 if analysis is None else analysis.temp_size_in_bytes)

@@ -16,7 +16,6 @@ from photon_jax.models.config import ModelConfig
 from photon_jax.models.decoder import forward_paged
 from photon_jax.models.params import Params
 from photon_jax.ops.controls import Controls, ControlState, States, record_tokens
-from photon_jax.ops.expansion import expand, saves_dequantizing
 from photon_jax.ops.sampling import head_sample, head_score
 from photon_jax.ops.tiles import RowTiles
 from photon_jax.step_io import Field, StepInputs, StepLayout, StepOutputs, input_fields, output_fields
@@ -43,18 +42,12 @@ class BatchState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepConfig:
-    """What is the same for all steps of an engine: hashable, static.
-
-    Attributes:
-      expands_weights: there is memory for the int8 weights in the model's dtype, for which many rows dequantize them:
-        a dispatch of several steps then does that once.
-    """
+    """What is the same for all steps of an engine: hashable, static."""
 
     model: ModelConfig
     kernels: KernelConfig
     max_model_len: int
     kv_dtype: KVDType = "auto"
-    expands_weights: bool = False
 
 
 def init_batch_state(max_num_seqs: int) -> BatchState:
@@ -101,8 +94,6 @@ def step(
         is_stopped |= stops(now, outputs.token_ids)
         return (cache, state, is_stopped), _pack(outputs, output_fields(layout))
 
-    if config.expands_weights and saves_dequantizing(layout.num_rows, layout.num_steps, config.kernels.linear):
-        params = expand(params, jnp.dtype(config.model.dtype))
     is_stopped = jnp.zeros((layout.num_rows,), jnp.bool_)
     indices = jnp.arange(layout.num_steps, dtype=jnp.int32)
     (cache, state, _), results = lax.scan(run, (cache, state, is_stopped), indices)

@@ -11,7 +11,7 @@ from photon_jax.cache.kv_cache import KVCache
 from photon_jax.config import KernelConfig, KVDType
 from photon_jax.models.config import ModelConfig
 from photon_jax.models.params import LayerParams, Params
-from photon_jax.ops.attention import attention, attention_input, full_attention, project_qkv
+from photon_jax.ops.attention import attend, full_attention, project_qkv
 from photon_jax.ops.linear import embedding_rows, head_logits
 from photon_jax.ops.mlp import gate_up
 from photon_jax.ops.norm import rms_norm
@@ -65,8 +65,10 @@ def _paged_layer(
     query_tile: int,
 ) -> tuple[Stream, KVCache]:
     options: dict[str, Any] = {"config": config, "kernels": kernels, "tiles": tiles}
-    q, cache, residual = attention_input(stream, *rope, layer, cache, inputs.slot_mapping, layer_index=index, **options)
-    attended = attention(q, cache, inputs, layer_index=index, query_tile=query_tile, kernels=kernels)
+    cos, sin = rope
+    attended, cache, residual = attend(
+        stream, cos, sin, layer, cache, inputs, layer_index=index, query_tile=query_tile, **options
+    )
     attended = attended.reshape(attended.shape[0], -1)
     stream = add_product(residual, attended, layer.o_proj, backend=kernels.linear, tiles=tiles)
     hidden, residual = gate_up(stream, layer, **options)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import paged_attention, prefill_attention, rope_append
+from pallas_kernels import append_attention, prefill_attention, rope_append
 from photon_jax.cache.kv_cache import KVCache, read_kv, write_kv
 from photon_jax.config import OWN_KERNELS, KernelConfig
 from photon_jax.models.config import ModelConfig
@@ -56,6 +56,91 @@ def project_qkv(
     return q, k, v, residual
 
 
+def attend(
+    stream: Stream,
+    cos: jax.Array,  # f32[T d/2]
+    sin: jax.Array,  # f32[T d/2]
+    layer: LayerParams,
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    layer_index: jax.Array,
+    config: ModelConfig,
+    kernels: KernelConfig,
+    query_tile: int,
+    tiles: RowTiles | None,
+) -> tuple[jax.Array, KVCache, jax.Array]:
+    """Returns attention [T H d] of the step's tokens, the cache with their keys and values in their slots, and the
+    stream as one array f32[T D]."""
+    options: dict[str, Any] = {"layer_index": layer_index, "config": config, "kernels": kernels}
+    if is_one_kernel(kernels, query_tile):
+        parts, residual = qkv_parts(stream, layer, config=config, kernels=kernels)
+        attended, cache = append_and_attend(parts, cos, sin, layer, cache, inputs, **options)
+        return attended, cache, residual
+    q, cache, residual = attention_input(stream, cos, sin, layer, cache, inputs.slot_mapping, tiles=tiles, **options)
+    attended = attention(q, cache, inputs, layer_index=layer_index, query_tile=query_tile, kernels=kernels)
+    return attended, cache, residual
+
+
+def is_one_kernel(kernels: KernelConfig, query_tile: int) -> bool:
+    """Whether all between the QKV product and O's is one kernel: where every row has one token, unless the tokens are
+    to have the same bits in longer steps."""
+    return kernels.attention == "triton" and query_tile == 1
+
+
+def qkv_parts(
+    stream: Stream,
+    layer: LayerParams,
+    *,
+    config: ModelConfig,
+    kernels: KernelConfig,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the QKV product's parts [S T K*(G+2)*d] and the stream as one array f32[T D]."""
+
+    def compute(normed: Rows) -> tuple[jax.Array]:
+        return (linear_parts(normed, layer.qkv_proj, backend=kernels.linear, may_round=True),)
+
+    options: dict[str, Any] = {"eps": config.rms_norm_eps, "backend": kernels.linear, "tiles": None}
+    (parts,), residual = map_normed(compute, stream, layer.input_norm, reader=layer.qkv_proj, **options)
+    return parts, residual
+
+
+def append_and_attend(
+    parts: jax.Array,  # [S T K*(G+2)*d]
+    cos: jax.Array,  # f32[T d/2]
+    sin: jax.Array,  # f32[T d/2]
+    layer: LayerParams,
+    cache: KVCache,
+    inputs: StepInputs,
+    *,
+    layer_index: jax.Array,
+    config: ModelConfig,
+    kernels: KernelConfig,
+) -> tuple[jax.Array, KVCache]:
+    """Returns attention [T H d] of rows of one token each, and the cache with their keys and values, in one kernel."""
+    attended, *arrays = append_attention(
+        *(parts, cos, sin, cache.k, cache.v, inputs.slot_mapping, inputs.block_tables, inputs.positions, layer_index),
+        **_append_options(layer, cache, config),
+    )
+    return attended, _cache_of(arrays)
+
+
+def _append_options(layer: LayerParams, cache: KVCache, config: ModelConfig) -> dict[str, Any]:
+    """Returns what the kernels that append to the cache take beside their inputs."""
+    return {
+        "k_scale": cache.k_scale,
+        "v_scale": cache.v_scale,
+        "q_norm": layer.q_norm,
+        "k_norm": layer.k_norm,
+        "eps": config.rms_norm_eps,
+        "dtype": layer.input_norm.dtype,
+    }
+
+
+def _cache_of(arrays: list[jax.Array]) -> KVCache:
+    return KVCache(**dict(zip(("k", "v", "k_scale", "v_scale"), arrays, strict=False)))
+
+
 def attention_input(
     stream: Stream,
     cos: jax.Array,  # f32[T d/2]
@@ -76,19 +161,10 @@ def attention_input(
     if kernels.attention not in OWN_KERNELS:
         q, k, v, residual = project_qkv(stream, cos, sin, layer, config=config, kernels=kernels, tiles=tiles)
         return q, write_kv(cache, layer_index, k, v, slot_mapping), residual
-
-    def compute(normed: Rows) -> tuple[jax.Array]:
-        return (linear_parts(normed, layer.qkv_proj, backend=kernels.linear),)
-
-    eps, norm = config.rms_norm_eps, layer.input_norm
-    options: dict[str, Any] = {"reader": layer.qkv_proj, "eps": eps, "backend": kernels.linear, "tiles": None}
-    (parts,), residual = map_normed(compute, stream, norm, **options)
-    scales: dict[str, Any] = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
-    norms: dict[str, Any] = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "eps": eps}
-    q, *arrays = rope_append(
-        parts, cos, sin, cache.k, cache.v, slot_mapping, layer_index, **scales, **norms, dtype=norm.dtype
-    )
-    return q, KVCache(**dict(zip(("k", "v", "k_scale", "v_scale"), arrays, strict=False))), residual
+    parts, residual = qkv_parts(stream, layer, config=config, kernels=kernels)
+    options = _append_options(layer, cache, config)
+    q, *arrays = rope_append(parts, cos, sin, cache.k, cache.v, slot_mapping, layer_index, **options)
+    return q, _cache_of(arrays), residual
 
 
 def attention(
@@ -102,8 +178,8 @@ def attention(
 ) -> jax.Array:  # [T H d]
     """Returns causal attention of each token over its own sequence's cache.
 
-    The implementations walk over the work list of items: up to query_tile tokens of one sequence. Of the Triton kernels
-    one is for steps where every row has one token; "uniform" takes the other one in all steps, with one size of tiles.
+    The implementations walk over the work list of items: up to query_tile tokens of one sequence. "uniform" takes one
+    size of tiles in all steps; "triton" is for those that `is_one_kernel` leaves to it.
     """
     if kernels.attention in OWN_KERNELS:
         scales: dict[str, Any] = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
@@ -113,8 +189,6 @@ def attention(
             assert query_tile <= UNIFORM_QUERY_TILE, f"items of {query_tile} tokens are longer than the kernel's tile"
             scales |= {"query_tile": UNIFORM_QUERY_TILE, "is_uniform": True}
             return prefill_attention(*arguments, inputs.positions, *items, layer_index, **scales)
-        if query_tile == 1:
-            return paged_attention(*arguments, inputs.positions + 1, layer_index, **scales)
         return prefill_attention(*arguments, inputs.positions, *items, layer_index, query_tile=query_tile, **scales)
     num_tokens = q.shape[0]
     padded = jnp.pad(q, ((0, query_tile), (0, 0), (0, 0)))  # an item may reach past the last token, or hold none

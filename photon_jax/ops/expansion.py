@@ -1,4 +1,4 @@
-"""Expansion: int8 weights dequantized once for the several steps of a dispatch, instead of in each of them."""
+"""Expansion: int8 weights dequantized once for all steps of many rows, instead of in each of them."""
 
 import dataclasses
 from typing import Any, TypeGuard
@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import int8_dequantize
-from photon_jax.config import Backend
 from photon_jax.models.params import DenseLinear, LayerParams, Params
-from photon_jax.ops.linear import KERNEL_ROWS
 from photon_jax.quantization.int8 import QuantizedLinear
-
-
-def saves_dequantizing(num_rows: int, num_steps: int, backend: Backend) -> bool:
-    """Returns whether steps of so many rows dequantize their weights, and more than one of a dispatch does."""
-    return backend == "triton" and num_rows > KERNEL_ROWS and num_steps > 1
 
 
 def expanded_bytes(params: Params, dtype: jnp.dtype) -> int:

@@ -58,8 +58,13 @@ def linear_parts(
     layer: Linear,
     *,
     backend: Backend,
-) -> jax.Array:  # f32[S M O]
-    """Returns what linear(x) is the sum of: the parts of a kernel's splits, or itself as the only one."""
+    may_round: bool = False,
+) -> jax.Array:  # [S M O]
+    """Returns what linear(x) is the sum of: the parts of a kernel's splits, or itself as the only one.
+
+    Args:
+      may_round: whether a product of many rows may come in their dtype, see `comes_rounded`; else parts are float32.
+    """
     if isinstance(x, LimbRows):
         assert fits_kernel(layer, x.shape[0], backend), f"limbs are for our kernels alone, not for {backend}"
         return limb_matmul_parts(x, layer.q, layer.scale)
@@ -67,7 +72,9 @@ def linear_parts(
         return matmul_parts(x, layer.q, layer.scale, group_size=layer.group_size)
     if backend == "uniform" and layer.bias is None:
         return _uniform(x, layer)
-    return jnp.expand_dims(linear(x, layer, backend=backend), 0)
+    is_rounded = may_round and comes_rounded(layer, x, backend)
+    product = _rounded(x, layer) if is_rounded else linear(x, layer, backend=backend)
+    return jnp.expand_dims(product, 0)
 
 
 def linear_gated(
@@ -91,7 +98,8 @@ def linear_gated(
         return _kernel(x, layer, is_gated=True, out_dtype=dtype)
     if backend == "uniform" and layer.bias is None:
         return _uniform(x, layer, is_gated=True, out_dtype=dtype)
-    gate, up = jnp.split(linear(x, layer, backend=backend), 2, axis=-1)
+    halves = jnp.split(add_parts(linear_parts(x, layer, backend=backend, may_round=True)), 2, axis=-1)
+    gate, up = (half.astype(jnp.float32) for half in halves)
     return (jax.nn.silu(gate) * up).astype(dtype)
 
 
@@ -125,13 +133,14 @@ def _contract_dense(x: jax.Array, layer: DenseLinear) -> jax.Array:
     return _contract(x, layer.weight, int(layer.has_outputs_first))
 
 
-def _contract(x: jax.Array, weight: jax.Array, weight_axis: int) -> jax.Array:
+def _contract(x: jax.Array, weight: jax.Array, weight_axis: int, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Returns the product in dtype, by default float32."""
     return lax.dot_general(
         x,
         weight,
         (((1,), (weight_axis,)), ((), ())),
         precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=dtype or jnp.float32,
     )
 
 
@@ -151,6 +160,24 @@ def fits_kernel(layer: Linear | Table, num_rows: int, backend: Backend) -> TypeG
     """Whether our kernels compute linear(rows) whole: int8 weights, few rows, and nothing to be done between."""
     is_plain = isinstance(layer, QuantizedLinear) and layer.bias is None and not layer.int8_activations
     return is_plain and backend == "triton" and num_rows <= KERNEL_ROWS
+
+
+def comes_rounded(layer: Linear, x: jax.Array, backend: Backend) -> bool:
+    """Whether XLA's product of many rows can come in bfloat16, the dtype of its factors, in place of float32.
+
+    It is added up in float32 too, and rounded once. A rope or a gate, which rounds what it makes of it, is bound by its
+    bytes; what goes to the residual stream stays as it is. Float16 has no range for it, and a bias is added before.
+    """
+    is_plain = layer.bias is None and not (isinstance(layer, QuantizedLinear) and layer.int8_activations)
+    return is_plain and backend == "triton" and x.shape[0] > KERNEL_ROWS and x.dtype == jnp.bfloat16
+
+
+def _rounded(x: jax.Array, layer: Linear) -> jax.Array:
+    """Returns x @ weight in the dtype of x."""
+    if isinstance(layer, DenseLinear):
+        return _contract(x, layer.weight, int(layer.has_outputs_first), x.dtype)
+    weight = int8_dequantize(layer.q, layer.scale, group_size=layer.group_size, dtype=x.dtype)
+    return _contract(x, weight, 1, x.dtype)
 
 
 def _kernel(

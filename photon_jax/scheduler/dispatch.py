@@ -1,6 +1,7 @@
-"""Dispatch: how many decode steps run one after the other without the host. Host only."""
+"""Dispatch: how many decode steps run one after the other without the host, and how long a mixed one is. Host only."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import SchedulerConfig
@@ -53,3 +54,30 @@ def may_lack_blocks(running: Sequence[SequenceState], num_steps: int, layout: Ca
         if end > len(seq.block_ids) * layout.block_size:
             missing += layout.blocks_for(end) - len(seq.block_ids)
     return missing > num_free
+
+
+def filling_budget(
+    max_tokens: int, num_taken: int, waiting: Collection[SequenceState], num_places: int, sizes: Sequence[int]
+) -> int:
+    """Returns how many of a step's tokens are for those who wait: so many that the step fills one of the sizes.
+
+    Where they want less than is left, and others wait behind them, the next steps will have prompts too. So the last
+    prompt leaves its end to them, and no step is longer than what it holds: 5 % of the tokens of long steps were
+    padding before. What the prefix cache holds is not known here, so some padding may be left.
+
+    Args:
+      max_tokens: of a step.
+      num_taken: of them by running sequences.
+      num_places: sequences that may start.
+      sizes: of steps, padding included, that are worth being filled; ascending.
+    """
+    budget = max_tokens - num_taken
+    if not sizes or len(waiting) <= num_places:
+        return budget
+    num_wanted = 0
+    for seq in itertools.islice(waiting, num_places):
+        num_wanted += seq.num_uncomputed_tokens
+        if num_wanted >= budget:
+            return budget
+    filled = max([size for size in sizes if size <= num_taken + num_wanted], default=0)
+    return filled - num_taken if filled > num_taken else budget

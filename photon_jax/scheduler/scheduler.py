@@ -10,7 +10,7 @@ from photon_jax.errors import RequestError
 from photon_jax.outputs import FinishReason, TokenDelta
 from photon_jax.request import Request
 from photon_jax.scheduler.counters import SchedulerCounters
-from photon_jax.scheduler.dispatch import choose_num_steps, may_lack_blocks
+from photon_jax.scheduler.dispatch import choose_num_steps, filling_budget, may_lack_blocks
 from photon_jax.scheduler.integrity import check_sequences, check_slots
 from photon_jax.scheduler.limits import Limits
 from photon_jax.scheduler.plan import ScheduledSequence, StepPlan, StepResult, make_row
@@ -35,10 +35,10 @@ class Scheduler:
         *,
         max_model_len: int,
         namespace: bytes = b"",
+        step_sizes: tuple[int, ...] = (),  # of mixed steps with their padding, those worth being filled; ascending
     ) -> None:
         self.counters = SchedulerCounters()
-        self._config = config
-        self._layout = layout
+        self._config, self._layout, self._step_sizes = config, layout, step_sizes
         self.limits = Limits(config=config, layout=layout, max_model_len=max_model_len)
         self._blocks = BlockManager(layout, enable_prefix_caching=cache.enable_prefix_caching, namespace=namespace)
         # both in the order of arrival
@@ -135,7 +135,7 @@ class Scheduler:
             return StepPlan(())  # results on their way may end a sequence: none is preempted before they are known
         rows, prompt_rows, preempted = self._schedule_running(running, num_steps)
         if not preempted and num_steps == 1:
-            admitted = self._schedule_waiting(self._config.max_num_batched_tokens - sum([row[2] for row in rows]))
+            admitted = self._schedule_waiting(sum([row[2] for row in rows]))
             rows += admitted
             prompt_rows += admitted
         if prompt_rows:
@@ -259,8 +259,10 @@ class Scheduler:
         seq = self._next_waiting()
         return seq is not None and self._find_room(seq, self._reserve()) is not None
 
-    def _schedule_waiting(self, budget: int) -> list[ScheduledSequence]:
+    def _schedule_waiting(self, num_taken: int) -> list[ScheduledSequence]:
         rows: list[ScheduledSequence] = []
+        most, num_places = self._config.max_num_batched_tokens, len(self._free_slots)
+        budget = filling_budget(most, num_taken, self._waiting.values(), num_places, self._step_sizes)
         reserve = self._reserve() if budget > 0 and self._next_waiting() else 0
         while budget > 0 and (seq := self._next_waiting()) and self._admit(seq, reserve):
             num_new_tokens = min(seq.num_uncomputed_tokens, budget)

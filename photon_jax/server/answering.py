@@ -4,24 +4,27 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from fastapi.requests import Request
 
 from photon_jax.client.submission import Prompt
 from photon_jax.errors import RequestError, naming_prompt
 from photon_jax.outputs import RequestOutput
 from photon_jax.request import SamplingParams
 from photon_jax.server.errors import AbortedError
+from photon_jax.server.ids import random_id
 from photon_jax.server.protocol import PromptProgress, SamplingFields, Usage
 from photon_jax.server.state import ServerState
-from photon_jax.server.streaming import cancel_all
+from photon_jax.server.streaming import DONE, cancel_all
 
 if TYPE_CHECKING:
     from photon_jax.client.async_llm import AsyncLLM, RequestStream
     from photon_jax.client.updates import StreamUpdate
 
 ABORT = "abort"
+MAX_SHORT_BYTES = 4096  # of a body whose text takes a millisecond to tokenize at most
 _Body = TypeVar("_Body", bound=SamplingFields)
 _Job = TypeVar("_Job")
 
@@ -36,7 +39,7 @@ class Head(NamedTuple):
 
 def make_head(kind: str, model: str) -> Head:
     """Returns the head of a new answer; ids of one kind begin with its name."""
-    return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), model)
+    return Head(f"{kind}-{random_id()}", int(time.time()), model)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,11 +51,24 @@ class Asked:
 
 
 async def make_job(
-    make: Callable[[ServerState, "AsyncLLM", _Body], _Job], state: ServerState, engine: "AsyncLLM", body: _Body
+    make: Callable[[ServerState, "AsyncLLM", _Body], _Job],
+    state: ServerState,
+    engine: "AsyncLLM",
+    body: _Body,
+    request: Request,
 ) -> _Job:
-    """Returns what is to be done for a request, made in a thread: in one of a few when its answer has a form."""
+    """Returns what is to be done for a request.
+
+    It is made in a thread, in one of a few when its answer has a form, as that and a long text take a while. What is
+    short is made at once: a thread takes longer to begin, and all that are about to begin keep the event loop waiting.
+
+    Args:
+      request: whose body has been read.
+    """
     calls = getattr(body, "tool_choice", None)
     has_form = body.structured_outputs or body.response_format or calls not in (None, "none", "auto")
+    if not has_form and len(await request.body()) <= MAX_SHORT_BYTES:
+        return make(state, engine, body)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(state.forms if has_form else None, make, state, engine, body)
 
@@ -87,10 +103,15 @@ def total_usage(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 class UsageCount:
-    """The usage of a stream of one or several prompts, as far as it has come."""
+    """The usage of a stream of one or several prompts, as far as it has come.
 
-    def __init__(self, prompts: Iterable[Prompt]) -> None:
-        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    Attributes:
+      num_left: sequences that have not come to their own end.
+    """
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self.num_left = sum([each.params.n for each in asked])
+        self._num_prompt_tokens = sum([len(each.prompt.token_ids) for each in asked])
         self._num_output_tokens = 0
         self._num_cached: dict[int, int] = {}
 
@@ -100,13 +121,47 @@ class UsageCount:
         Args:
           has_output: whether the tokens that were made are given, and so count.
         """
-        if has_output:
-            self._num_output_tokens += sum(len(delta.token_ids) for delta in update.deltas)
+        for delta in update.deltas:
+            if has_output:
+                self._num_output_tokens += len(delta.token_ids)
+            if delta.finish_reason not in (None, ABORT):
+                self.num_left -= 1
         self._num_cached[prompt_index] = update.num_cached_tokens
 
     def usage(self) -> Usage:
         """Returns the tokens so far."""
         return make_usage(self._num_prompt_tokens, self._num_output_tokens, sum(self._num_cached.values()))
+
+
+class EventMaker(Protocol):
+    """What has been sent of a streamed answer.
+
+    Attributes:
+      usage: of what was sent.
+    """
+
+    usage: UsageCount
+
+    def events_of(self, prompt_index: int, update: "StreamUpdate") -> bytes:
+        """Returns the events that tell of an update of one prompt, all in one."""
+
+    def last_events(self) -> bytes:
+        """Returns what comes when all has ended, but for the mark of the end."""
+
+
+async def events_to_the_end(
+    maker: EventMaker, updates: AsyncGenerator[tuple[int, "StreamUpdate"], None]
+) -> AsyncGenerator[bytes, None]:
+    """Yields the events of a stream, those of an update and of the end in one piece: each costs a system call."""
+    events = b""
+    async with contextlib.aclosing(updates):
+        async for prompt_index, update in updates:
+            events = maker.events_of(prompt_index, update)
+            if maker.usage.num_left == 0:
+                break
+            if events:
+                yield events
+    yield events + maker.last_events() + DONE
 
 
 def make_progress(update: "StreamUpdate") -> PromptProgress:

@@ -11,11 +11,11 @@ from photon_jax.server.documents import without_422
 from photon_jax.server.errors import install_error_handlers
 from photon_jax.server.state import ServerState
 
-# Each makes the endpoints of one module.
+# Each makes the endpoints of one module; a request's is looked for in this order.
 _ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
-    models.router,
     chat.router,
     completions.router,
+    models.router,
     tokens.router,
     health.router,
     stats.router,
@@ -36,5 +36,5 @@ def create_app(state: ServerState) -> FastAPI:
     app = _App(title="photon_jax", version=photon_jax.__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app)
     for make_router in _ROUTERS:
-        app.include_router(make_router(state))
+        app.router.routes += make_router(state).routes  # included, each would be looked for in two steps
     return app

@@ -38,7 +38,7 @@ def router(state: ServerState) -> APIRouter:
         check_model(state, body.model)
         fields.check(body)
         engine = state.ready_engine()
-        job = await make_job(_make_job, state, engine, body)
+        job = await make_job(_make_job, state, engine, body, request)
         if body.stream:
             updates = stream_all(engine, [job.asked], job.head.id)
             return EventStream(chunk_events(job, updates), keep_alive_s=state.settings.keep_alive_s)
@@ -49,7 +49,7 @@ def router(state: ServerState) -> APIRouter:
 
 
 def _make_job(state: ServerState, engine: "AsyncLLM", body: ChatRequest) -> ChatJob:
-    """Returns what is to be done for a request; runs in a thread, as a long conversation takes a while."""
+    """Returns what is to be done for a request."""
     tokenizer = engine.llm.tokenizer
     template = None if tokenizer is None else tokenizer.tool_template
     with about_field("tools"):

@@ -1,6 +1,5 @@
 """Answers to chats: whole ones, and the chunks of streamed ones."""
 
-import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from photon_jax.server.answering import (
     Asked,
     Head,
     UsageCount,
+    events_to_the_end,
     make_progress,
     total_usage,
 )
@@ -26,7 +26,7 @@ from photon_jax.server.protocol_chat import (
     ChatRequest,
     ChoiceLogprobs,
 )
-from photon_jax.server.streaming import DONE, ChoiceEvents, event
+from photon_jax.server.streaming import ChoiceEvents, event
 from photon_jax.text.reasoning import Start
 
 if TYPE_CHECKING:
@@ -98,28 +98,24 @@ def _finish_reason(reason: str | None, parts: AnswerParts) -> str | None:
     return "tool_calls" if reason == "stop" and parts.has_calls else reason
 
 
-async def chunk_events(
+def chunk_events(
     job: ChatJob, updates: AsyncGenerator[tuple[int, "StreamUpdate"], None]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the events of a streamed chat."""
-    stream = _ChatStream(job)
-    async with contextlib.aclosing(updates):
-        async for _, update in updates:
-            if events := stream.events_of(update):
-                yield events
-    has_usage = job.body.has_usage
-    yield (event({**stream.chunk([]), "usage": stream.usage.usage()}) if has_usage else b"") + DONE
+    return events_to_the_end(_ChatStream(job), updates)
 
 
 class _ChatStream:
     """What has been sent of a streamed chat."""
 
     def __init__(self, job: ChatJob) -> None:
-        self.usage = UsageCount([job.asked.prompt])
+        self.usage = UsageCount([job.asked])
         self._job = job
         self._parts: dict[int, AnswerParts] = {}  # of the choices whose role is told
         self._num_computed = -1
-        self._events = ChoiceEvents(self.chunk([]))
+        self._tells_usage = job.body.has_continuous_usage
+        chunk = self.chunk([])
+        self._events = ChoiceEvents({**chunk, "usage": None} if "usage" in chunk else chunk)
 
     def chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         """Returns a chunk; the usage so far is in it when it is asked for in each."""
@@ -135,8 +131,8 @@ class _ChatStream:
             chunk["usage"] = self.usage.usage() if self._job.body.has_continuous_usage else None
         return chunk
 
-    def events_of(self, update: "StreamUpdate") -> bytes:
-        """Returns the events that tell of an update, all in one, as each piece that is sent costs a system call."""
+    def events_of(self, prompt_index: int, update: "StreamUpdate") -> bytes:
+        """Returns the events that tell of an update, all in one."""
         events = b""
         if self._job.body.return_progress and not self._parts and update.num_computed_tokens != self._num_computed:
             self._num_computed = update.num_computed_tokens
@@ -145,14 +141,17 @@ class _ChatStream:
             if delta.index not in self._parts:
                 self._parts[delta.index] = self._job.parts()
                 events += event(self._first_chunk(delta.index))
-        self.usage.add(0, update)
+        self.usage.add(prompt_index, update)
+        usage = self.usage.usage() if self._tells_usage else None
         for delta in update.deltas:
             choice = self._choice(delta)
-            if choice is not None and self._job.body.has_continuous_usage:
-                events += event(self.chunk([choice]))
-            elif choice is not None:
-                events += self._events.of(choice)
+            if choice is not None:
+                events += self._events.of(choice, usage)
         return events
+
+    def last_events(self) -> bytes:
+        """Returns the chunk with the usage, if it is asked for."""
+        return event({**self.chunk([]), "usage": self.usage.usage()}) if self._job.body.has_usage else b""
 
     def _first_chunk(self, index: int) -> ChatChunk:
         delta: ChatDelta = {"role": "assistant"}

@@ -1,6 +1,5 @@
 """Answers to completions: whole ones, and the chunks of streamed ones."""
 
-import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from photon_jax.server.answering import (
     Asked,
     Head,
     UsageCount,
+    events_to_the_end,
     make_progress,
     make_usage,
     total_usage,
@@ -23,7 +23,7 @@ from photon_jax.server.protocol_completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from photon_jax.server.streaming import DONE, event
+from photon_jax.server.streaming import event
 from photon_jax.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -117,24 +117,18 @@ def _choice(
     return choice
 
 
-async def chunk_events(
+def chunk_events(
     job: CompletionJob, updates: AsyncGenerator[tuple[int, "StreamUpdate"], None]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the events of streamed completions."""
-    stream = _CompletionStream(job)
-    async with contextlib.aclosing(updates):
-        async for prompt_index, update in updates:
-            if events := stream.events_of(prompt_index, update):
-                yield events
-    has_usage = job.body.has_usage
-    yield (event({**stream.chunk([]), "usage": stream.usage.usage()}) if has_usage else b"") + DONE
+    return events_to_the_end(_CompletionStream(job), updates)
 
 
 class _CompletionStream:
     """What has been sent of streamed completions."""
 
     def __init__(self, job: CompletionJob) -> None:
-        self.usage = UsageCount(asked.prompt for asked in job.asked)
+        self.usage = UsageCount(job.asked)
         self._job = job
         self._num_samples = job.asked[0].params.n
         self._tokens: dict[int, CompletionTokens] = {}  # by choice, once it has begun
@@ -161,6 +155,10 @@ class _CompletionStream:
             choices = [self._begin(prompt_index, delta), self._go_on(prompt_index, delta)]
             events += b"".join([event(self.chunk([choice])) for choice in choices if choice is not None])
         return events
+
+    def last_events(self) -> bytes:
+        """Returns the chunk with the usage, if it is asked for."""
+        return event({**self.chunk([]), "usage": self.usage.usage()}) if self._job.body.has_usage else b""
 
     def _begin(self, prompt_index: int, delta: "SampleDelta") -> CompletionChoice | None:
         """Returns the echo of a choice, when it has one and just begins."""

@@ -41,7 +41,7 @@ def router(state: ServerState) -> APIRouter:
         check_model(state, body.model)
         fields.check(body)
         engine = state.ready_engine()
-        job = await make_job(_make_job, state, engine, body)
+        job = await make_job(_make_job, state, engine, body, request)
         if body.stream:
             updates = stream_all(engine, job.asked, job.head.id)
             return EventStream(chunk_events(job, updates), keep_alive_s=state.settings.keep_alive_s)
@@ -52,7 +52,7 @@ def router(state: ServerState) -> APIRouter:
 
 
 def _make_job(state: ServerState, engine: "AsyncLLM", body: CompletionRequest) -> CompletionJob:
-    """Returns what is to be done for a request; runs in a thread, as long prompts take a while."""
+    """Returns what is to be done for a request."""
     tokenizer = engine.llm.tokenizer
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens < (0 if body.echo else 1):

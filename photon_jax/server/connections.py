@@ -1,11 +1,11 @@
 """Connections: HTTP/1.1 with bounds on how many there are, and on how long a client may keep one waiting."""
 
 import asyncio
-import sys
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from photon_jax.server.errors import RETRY_AFTER_S, error_response
+from photon_jax.server.limits import MAX_HEADER_BYTES
 
 _REASONS = {
     400: b"Bad Request",
@@ -15,10 +15,11 @@ _REASONS = {
 }
 
 
-class GuardedProtocol(H11Protocol):
+class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which by itself waits forever: for a request's head, and for a reader that takes nothing.
 
-    What is refused before there is a request gets its error in the form of all others.
+    What is refused before there is a request gets its error in the form of all others. Heads that never end are bounded
+    here, those that came whole by `limits.HeaderLimits`.
 
     Attributes:
       timeout_s: seconds that a client has for a request's head, and to take what waits for it.
@@ -34,6 +35,9 @@ class GuardedProtocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._has_begun_head = False
+        self._is_in_head = False  # the parser is in the middle of one
+        self._has_completed = False  # a request since the last data
+        self._num_head_bytes = 0
         if len(self.connections) > self.max_connections:
             self._refuse(503, "the server has as many connections as it takes; try again later")
         else:
@@ -48,20 +52,35 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Reads on; from the first byte of a request its head has `timeout_s` to be complete."""
         before = self.cycle
-        self._has_begun_head = True
+        self._has_begun_head, self._has_completed = True, False
         super().data_received(data)
         if self.cycle is not before:
             self._stop_awaiting_head()
         elif self._head_timer is None and (before is None or before.response_complete):
             self._await_head()
+        if self._is_in_head and not self._has_completed:  # else some of it was another request's
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                self._refuse(431, "the request's headers are longer than they may be")
+
+    def on_message_begin(self) -> None:
+        """Begins to count a head."""
+        super().on_message_begin()
+        self._is_in_head, self._num_head_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        """Begins to serve the request."""
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Takes note that the request is here."""
+        self._has_completed = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, or has no end; called where h11's error is handled."""
-        is_endless = getattr(sys.exception(), "error_status_hint", 400) == 431
-        if is_endless:
-            self._refuse(431, "the request's headers are longer than they may be")
-        else:
-            self._refuse(400, msg)
+        """Answers what is no HTTP."""
+        self._refuse(400, msg)
 
     def pause_writing(self) -> None:
         """Gives a reader that takes too little `timeout_s` to take the rest."""

@@ -28,13 +28,19 @@ def check_json(body: bytes) -> None:
     if body.count(b'"') > 2 * MAX_VALUES:
         raise ValueError(too_many)
     bare = _STRING.sub(b"", body)
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > MAX_VALUES:
+    num_opens = bare.count(b"[") + bare.count(b"{")
+    if bare.count(b",") + num_opens > MAX_VALUES:
         raise ValueError(too_many)
     if _NO_NUMBER.search(bare):
         raise ValueError("the body is not JSON: it holds NaN or Infinity")
     if _LONG_NUMBER.search(bare):
         raise ValueError(f"the body holds a number of more than {MAX_NUMBER_LENGTH} characters")
+    if num_opens > MAX_DEPTH and _depth(bare) > MAX_DEPTH:
+        raise ValueError(f"the body nests more than {MAX_DEPTH} lists and objects into each other")
+
+
+def _depth(bare: bytes) -> int:
+    """Returns how many lists and objects nest into each other, in JSON without its strings."""
     brackets = np.frombuffer(bare.translate(None, _NOT_BRACKETS), np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
-    if opens.sum() > MAX_DEPTH and np.cumsum(np.where(opens, 1, -1)).max() > MAX_DEPTH:
-        raise ValueError(f"the body nests more than {MAX_DEPTH} lists and objects into each other")
+    return int(np.cumsum(np.where(opens, 1, -1)).max())

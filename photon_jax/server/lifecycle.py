@@ -20,7 +20,7 @@ from photon_jax.llm import LLM
 from photon_jax.progress import OnProgress
 from photon_jax.server.app import create_app
 from photon_jax.server.connections import guarded_protocol
-from photon_jax.server.limits import MAX_HEADER_BYTES, protect
+from photon_jax.server.limits import protect
 from photon_jax.server.state import ServerSettings, ServerState
 
 Load = Callable[[OnProgress], LLM]
@@ -191,7 +191,6 @@ def uvicorn_config(state: ServerState) -> uvicorn.Config:
         timeout_graceful_shutdown=2 * CLOSE_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     try:
         config.load()

@@ -5,7 +5,6 @@ import collections
 import hashlib
 import hmac
 import re
-import secrets
 from collections.abc import Iterable
 
 from starlette.middleware.cors import CORSMiddleware
@@ -13,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from photon_jax.server.errors import RETRY_AFTER_S, error_response
+from photon_jax.server.ids import random_id
 from photon_jax.server.json_checks import check_json
 from photon_jax.server.state import ServerState
 
@@ -66,7 +66,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         given = _header(scope, b"x-request-id")
-        request_id = given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        request_id = given if given and _REQUEST_ID.fullmatch(given) else random_id().encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_enveloped(message: Message) -> None:

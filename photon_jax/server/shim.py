@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter
@@ -15,6 +14,7 @@ from photon_jax.request import SamplingParams
 from photon_jax.server.answering import Asked, generate_all
 from photon_jax.server.documents import reading
 from photon_jax.server.errors import FieldError, about_field
+from photon_jax.server.ids import random_id
 from photon_jax.server.protocol import Fields
 from photon_jax.server.sampling import check_length, check_text
 from photon_jax.server.state import ServerState
@@ -63,7 +63,7 @@ def router(state: ServerState) -> APIRouter:
         begin = time.perf_counter()
         engine = state.ready_engine()
         asked = await asyncio.to_thread(_asked, engine, body)
-        work = generate_all(engine, [asked], f"chat-{uuid.uuid4().hex}")
+        work = generate_all(engine, [asked], f"chat-{random_id()}")
         (output,) = await unless_disconnected(request, work)
         (answer,) = output.outputs
         return {

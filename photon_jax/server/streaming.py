@@ -34,17 +34,19 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 class ChoiceEvents:
-    """Makes the events of chunks that differ in their one choice alone: what they share is put in JSON once."""
+    """Makes the events of chunks that differ in their one choice and their usage alone; the rest becomes JSON once."""
 
     def __init__(self, chunk: Mapping[str, Any]) -> None:
-        """Takes a chunk without choices."""
-        self._before, self._after = event(chunk).split(b'"choices":[]')  # no text holds that, its quotes are escaped
-        self._before += b'"choices":['
-        self._after = b"]" + self._after
+        """Takes a chunk without choices; a usage in it is null, and comes last."""
+        before, after = event(chunk).split(b'"choices":[]')  # no text holds that, its quotes are escaped
+        self._before, self._after = before + b'"choices":[', b"]" + after
+        self._to_usage = self._after.removesuffix(b"null}\n\n")
 
-    def of(self, choice: Mapping[str, Any]) -> bytes:
-        """Returns the event of the chunk with a choice."""
-        return self._before + _line(choice) + self._after
+    def of(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None = None) -> bytes:
+        """Returns the event of the chunk with a choice, and with a usage in the place of null."""
+        if usage is None:
+            return self._before + _line(choice) + self._after
+        return self._before + _line(choice) + self._to_usage + _line(usage) + b"}\n\n"
 
 
 class EventStream(Response):
@@ -70,38 +72,47 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the response."""
+        self._sent_at = time.monotonic()
         writer = asyncio.create_task(self._write(send))
         watcher = asyncio.create_task(until_disconnect(receive))
-        helpers = [watcher]
-        if self._keep_alive_s:
-            helpers.append(asyncio.create_task(self._keep_alive(send)))
+        watcher.add_done_callback(lambda _: writer.cancel())
+        tasks = [writer, watcher]
+        silence: asyncio.TimerHandle | None = None
+        if self._keep_alive_s:  # most streams end before they need the task
+            loop = asyncio.get_running_loop()
+            silence = loop.call_later(
+                self._keep_alive_s, lambda: tasks.append(asyncio.create_task(self._keep_alive(send)))
+            )
         try:
-            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((writer,))
         finally:
-            await cancel_all([writer, *helpers])
+            if silence is not None:
+                silence.cancel()
+            await cancel_all(tasks)
         if not writer.cancelled():
             writer.result()
 
     async def _write(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            self._sent_at = time.monotonic()
             with contextlib.suppress(OSError):  # the client left in the middle of a piece
                 try:
                     async for piece in events:
-                        await self._send(send, piece)
+                        is_last = piece.endswith(DONE)
+                        await self._send(send, piece, is_last=is_last)
+                        if is_last:
+                            return
                 except OSError:
                     raise
                 except Exception as error:
                     await self._send(send, event(error_event(error)))
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._send(send, b"", is_last=True)
 
-    async def _send(self, send: Send, piece: bytes) -> None:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    async def _send(self, send: Send, piece: bytes, *, is_last: bool = False) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
         self._sent_at = time.monotonic()
 
     async def _keep_alive(self, send: Send) -> None:
-        self._sent_at = time.monotonic()
         while True:
             silent_s = time.monotonic() - self._sent_at
             if silent_s >= self._keep_alive_s:

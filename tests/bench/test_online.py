@@ -8,6 +8,7 @@ import pytest
 
 from photon_jax.bench.online import Timeline, describe_online, run_online, timelines_s, tokens_so_far, url_sender
 from photon_jax.bench.workloads import Workload
+from photon_jax.client.async_llm import AsyncLLM
 from photon_jax.errors import ConfigError, EngineDeadError
 
 WORKLOAD = Workload(prompts=((1, 2), (3,), (4, 5, 6)), output_lens=(2, 3, 1))
@@ -24,6 +25,12 @@ def test_latencies_follow_from_the_deliveries():
     assert record["delivery_s_quantiles"]["p100"] == 0.2
     assert record["total_s_quantiles"]["p50"] == 0.9
     assert timelines_s([first, second]) == 2.0
+
+
+def test_an_engine_that_may_compile_nothing_later_is_served_after_a_full_warmup_alone(llm):
+    assert llm.started.config.strict_compile and llm.started.config.warmup == "lazy"
+    with pytest.raises(ConfigError, match='strict_compile needs warmup="full" to serve requests'):
+        AsyncLLM(llm)
 
 
 def test_no_token_at_all_is_an_error():

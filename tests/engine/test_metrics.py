@@ -32,6 +32,7 @@ def test_counting_stops_at_the_end_and_counters_do_not_disturb_each_other():
 def test_ledger_says_where_the_memory_went():
     ledger = MemoryLedger(
         weight_bytes=3 << 20,
+        expanded_bytes=6 << 20,
         cache_bytes=5 << 20,
         kv_dtype="int8",
         control_bytes=2 << 20,
@@ -45,6 +46,7 @@ def test_ledger_says_where_the_memory_went():
     text = str(ledger)
     for part in (
         "weights 3 MiB",
+        "int8 ones a second time for long steps 6 MiB",
         "KV cache 5 MiB of int8",
         "10 blocks of 64 tokens = 640 tokens",
         "workspace 7 MiB",

@@ -127,6 +127,7 @@ def make_scheduler(
     max_model_len: int = 1000,
     max_steps: int = 1,
     prefix: bool = True,
+    step_sizes: tuple[int, ...] = (),
 ) -> Scheduler:
     """Returns a scheduler over a small pool; `num_blocks` counts the null block."""
     config = SchedulerConfig(
@@ -137,7 +138,7 @@ def make_scheduler(
     )
     cache = CacheConfig(block_size=block_size, num_blocks=num_blocks, enable_prefix_caching=prefix)
     layout = CacheLayout(num_blocks=num_blocks, block_size=block_size)
-    return Scheduler(config, cache, layout, max_model_len=max_model_len)
+    return Scheduler(config, cache, layout, max_model_len=max_model_len, step_sizes=step_sizes)
 
 
 class FakeRunner:

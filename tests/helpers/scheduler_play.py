@@ -67,6 +67,7 @@ class Play:
             max_model_len=rng.choice([24, 60]),
             max_steps=rng.choice([1, 4]),
             prefix=rng.random() < 0.8,
+            step_sizes=(4, 6, 9, 13) if seed % 2 else (),
         )
         self.runner = FakeRunner(self.scheduler._layout)
         self.steps_ahead = rng.choice([0, 1])

@@ -35,8 +35,8 @@ def test_a_kernel_between_products_is_timed_beside_its_specification(monkeypatch
 
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_long_contexts_are_timed_in_scattered_blocks_and_right_in_all_rows(monkeypatch, is_int8):
-    kernel = functools.partial(attention_bench.paged_attention, interpret=True)
-    monkeypatch.setattr(attention_bench, "paged_attention", kernel)
+    kernel = functools.partial(attention_bench.append_attention, interpret=True)
+    monkeypatch.setattr(attention_bench, "append_attention", kernel)
     monkeypatch.setattr(attention_bench, "_CALLS_A_STEP", 1)
     pool = attention_bench._draw_pool(5, num_layers=1, head_dim=128, is_int8=is_int8)
     reporter = Reporter(None, budget_s=60)

@@ -103,6 +103,7 @@ def test_a_row_of_the_kernel_has_the_same_bits_for_fixed_tiles():
         np.testing.assert_array_equal(together[row], alone[0])
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("m", [1, 16, 128])
 def test_every_candidate_lowers_for_cuda(m):
     n, k = llama_1b_shapes()["qkv"]
@@ -123,16 +124,17 @@ def test_every_candidate_lowers_for_cuda(m):
                 return dense_matmul(x, *weights, tiles=tiles)
 
             text = lower_for_cuda(call, *arguments)
-            assert text is None or text.count("xla.gpu.triton") == 1, tiles.label
+            assert text.count("xla.gpu.triton") == 1, tiles.label
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize(("n", "k"), [(192, 576), (49152, 576), (2048, 8192)])
 @pytest.mark.parametrize("m", [1, 3, 17, 64, 128])
 def test_the_heuristic_answers_for_every_shape(n, k, m):
     x = jax.ShapeDtypeStruct((m, k), jnp.bfloat16)
     scale = jax.ShapeDtypeStruct((n, -(-k // 32)), jnp.float16)
     text = lower_for_cuda(lambda *a: int8_matmul(*a, group_size=32), x, jax.ShapeDtypeStruct((n, k), jnp.int8), scale)
-    assert text is None or "xla.gpu.triton" in text
+    assert "xla.gpu.triton" in text
 
 
 def test_wrong_shapes_and_dtypes_are_named():

@@ -11,9 +11,8 @@ from pallas_kernels.int8_matmul.cases import Case, llama_1b_shapes, make_inputs
 from pallas_kernels.int8_matmul.limb_tiles import LimbTiles
 from pallas_kernels.int8_matmul.mosaic_tiles import MosaicTiles, wide_tiles
 
-HAS_INTERPRETER = jax.__version_info__ >= (0, 11)
 
-
+@pytest.mark.newer_jax
 @pytest.mark.parametrize(
     ("case", "tiles"),
     [
@@ -25,9 +24,6 @@ HAS_INTERPRETER = jax.__version_info__ >= (0, 11)
     ids=lambda one: getattr(one, "name", None),
 )
 def test_the_product_is_that_of_the_triton_kernel(case, tiles):
-    if not HAS_INTERPRETER:
-        print(f"NOT RUN: jax {jax.__version__} has no interpreter for this kernel")
-        return
     x, q, scale = make_inputs(case)
     x = split_limbs_reference(x, group_size=case.group_size)
     found = limb_matmul_parts(x, q, scale, tiles=tiles, interpret=True)
@@ -37,13 +33,11 @@ def test_the_product_is_that_of_the_triton_kernel(case, tiles):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.newer_jax
 @pytest.mark.parametrize("m", [17, 32, 64, 128])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("shape", ["gate_up", "head"])
 def test_it_lowers_for_cuda(shape, m, group_size):
-    if not HAS_INTERPRETER:
-        print(f"NOT RUN: jax {jax.__version__} is older than those that the kernel is chosen with")
-        return
     n, k = llama_1b_shapes()[shape]
     tiles = wide_tiles(m, (n, k), jnp.dtype("float32"), group_size)
     assert (tiles is None) == (m * 32 // group_size >= 64)  # the scales take the room

@@ -73,20 +73,22 @@ def test_kernel_gives_the_reference_result_at_real_sizes_and_bits_of_a_row_alone
     np.testing.assert_array_equal(add_rms_norm(x[5:6], parts[:, 5:6], weight, eps=1e-5)[0], found[5:6])
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("num_rows", [1, 64])
 def test_it_lowers_for_cuda(num_rows):
     x, weight = jax.ShapeDtypeStruct((num_rows, 2048), jnp.float32), jax.ShapeDtypeStruct((2048,), jnp.bfloat16)
     text = lower_for_cuda(lambda x, weight: rms_norm(x, weight, eps=1e-5), x, weight)
-    assert text is None or text.count("xla.gpu.triton") == 1
+    assert text.count("xla.gpu.triton") == 1
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("num_parts", [1, 8])
 @pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA A100-SXM4-80GB"])
 def test_it_lowers_for_cuda_with_parts_and_nothing_beside_it(num_parts, device):
     x, weight = jax.ShapeDtypeStruct((8, 2048), jnp.float32), jax.ShapeDtypeStruct((2048,), jnp.bfloat16)
     parts = jax.ShapeDtypeStruct((num_parts, 8, 2048), jnp.float32)
     text = lower_for_cuda(lambda *arrays: add_rms_norm(*arrays, eps=1e-5), x, parts, weight, device=device)
-    assert text is None or (text.count("xla.gpu.triton") == 1 and "stablehlo.add" not in text)
+    assert text.count("xla.gpu.triton") == 1 and "stablehlo.add" not in text
 
 
 def test_shapes_that_do_not_fit_are_named():

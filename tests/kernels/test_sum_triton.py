@@ -147,6 +147,7 @@ def test_vectors_too_short_for_four_products_are_refused():
             int8_matmul(rows, weight, scale, group_size=128, tiles=tiles, interpret=True)
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("device", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"])
 @pytest.mark.parametrize(("k", "group_size"), [(2048, 128), (576, 32), (1536, 64)])
 def test_gated_rows_lower_for_cuda(k, group_size, device):
@@ -158,4 +159,4 @@ def test_gated_rows_lower_for_cuda(k, group_size, device):
     tiles = TileConfig(method="sum", tile_n=4, tile_k=512, num_warps=1, vector=16)
     call = functools.partial(fused_matmul, group_size=group_size, is_gated=True, tiles=tiles)
     text = lower_for_cuda(call, *shapes, device=device)
-    assert text is None or text.count("xla.gpu.triton") == 1
+    assert text.count("xla.gpu.triton") == 1

@@ -1,19 +1,21 @@
-"""What comes before attention: norm, projection grouped by KV head, QK-norm, rope, cache write."""
+"""What comes before attention: norm, projection grouped by KV head, QK-norm, rope, cache write; and both together."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.interpreted import interpret_kernels
 from helpers.tiny_model import tiny_config
 
 from photon_jax.cache.kv_cache import init_kv_cache
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import KernelConfig
 from photon_jax.models.params import random_params
-from photon_jax.ops.attention import attention_input
+from photon_jax.ops.attention import attend, attention_input
 from photon_jax.ops.rope import inverse_frequencies, rope_tables
 from photon_jax.ops.stream import Stream
 from photon_jax.ops.tiles import RowTiles
+from photon_jax.step_io import StepInputs, StepLayout, input_fields
 
 REFERENCE = KernelConfig(linear="reference", attention="reference")
 
@@ -81,3 +83,52 @@ def test_queries_and_cache_hold_the_normed_projected_rotated_input(dtype, is_qwe
         errors = np.linalg.norm(as_float64(ours) - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
         assert errors.max() < TOLERANCE[dtype], errors
     assert not np.asarray(k.astype(jnp.float32))[np.setdiff1d(np.arange(16), slots)].any()
+
+
+def decode_inputs(context_lens, *, block_size, width):
+    """Returns the inputs of rows of one token each, blocks in descending order; a length of 0 is a padding row."""
+    layout = StepLayout(num_tokens=4, num_rows=4, table_width=width, query_tile=1, row_tile=4)
+    fields = {field.name: np.zeros(field.shape, field.dtype) for field in input_fields(layout)}
+    free = list(range(1, 1 + sum(-(-length // block_size) for length in context_lens)))
+    for row, length in enumerate(context_lens):
+        for index in range(-(-length // block_size)):
+            fields["block_tables"][row, index] = free.pop()
+        if length:
+            last = length - 1
+            fields["positions"][row], fields["item_rows"][row], fields["item_starts"][row] = last, row, row
+            fields["item_lens"][row] = 1
+            block = fields["block_tables"][row, last // block_size]
+            fields["slot_mapping"][row] = block * block_size + last % block_size
+    fields["counts"][:] = (3, 3, 3, 0)
+    return StepInputs(**{name: jnp.asarray(array) for name, array in fields.items()})
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("is_qwen3", [False, True])
+def test_the_kernel_of_decode_steps_gives_what_the_reference_does(monkeypatch, is_qwen3, kv_dtype):
+    interpret_kernels(monkeypatch)
+    config = tiny_config(dtype="float32", has_qk_norm=is_qwen3, num_layers=2, head_dim=16)
+    layer = random_params(config, jax.random.key(3)).layers[1]
+    inputs = decode_inputs((1, 64, 70, 0), block_size=64, width=8)
+    x = jax.random.normal(jax.random.key(4), (4, config.hidden_size))
+    cache = init_kv_cache(config, CacheLayout(num_blocks=6, block_size=64), kv_dtype)
+    keys = iter(jax.random.split(jax.random.key(5), 4))
+    draw = {jnp.dtype(jnp.int8): lambda key, shape: jax.random.randint(key, shape, -127, 128, jnp.int8)}
+    cache = jax.tree.map(lambda leaf: draw.get(leaf.dtype, jax.random.uniform)(next(keys), leaf.shape), cache)
+
+    def run(backend):
+        cos, sin = rope_tables(inputs.positions, config=config, seq_len=4096, tiles=None)
+        return attend(
+            *(Stream(base=x), cos, sin, layer, cache, inputs),
+            layer_index=jnp.int32(1),
+            config=config,
+            kernels=KernelConfig(linear="xla", attention=backend),
+            query_tile=1,
+            tiles=None,
+        )
+
+    (found, found_cache, stream), (expected, expected_cache, _) = run("triton"), run("reference")
+    np.testing.assert_array_equal(stream, x)
+    np.testing.assert_allclose(found[:3], expected[:3], atol=1e-5 if kv_dtype == "auto" else 1e-2)
+    for one, other in zip(jax.tree.leaves(found_cache), jax.tree.leaves(expected_cache), strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float32), other, atol=1 if one.dtype == jnp.int8 else 1e-5)

@@ -1,4 +1,7 @@
-"""Several decode steps a dispatch: also while others wait, as long as they cost those no place that could be theirs."""
+"""Several decode steps a dispatch: also while others wait, as long as they cost those no place that could be theirs.
+
+And mixed steps that fill the size that they are computed in.
+"""
 
 import pytest
 from helpers.fake_runner import FakeRunner, expected_output, make_request, make_scheduler, run
@@ -122,3 +125,54 @@ def test_a_stop_id_in_the_middle_of_a_dispatch_costs_who_waits_no_more_than_the_
         assert len(outputs["a"].token_ids) == at + 1
         num_late = begins[0] - (at + 1)  # steps that began after the one which gave the stop id
         assert num_late <= (steps_ahead + 1) * STEPS, f"{num_late} steps late"
+
+
+def row_counts(prompts, sizes, *, max_num_seqs=2, max_num_batched_tokens=16, max_tokens=2, **limits):
+    """Returns the tokens of each row of each plan, and the outputs."""
+    limits |= {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    scheduler, plans = make_scheduler(step_sizes=sizes, **limits), []
+    for index, prompt in enumerate(prompts):
+        scheduler.add(make_request(str(index), prompt, max_tokens=max_tokens))
+
+    def look(plan):
+        plans.append([item.num_new_tokens for item in plan.scheduled])
+        scheduler.check_integrity()
+
+    return plans, run(scheduler, FakeRunner(scheduler._layout), after_step=look)
+
+
+def test_a_step_with_prompts_fills_a_size_while_others_wait_and_the_next_one_has_the_rest():
+    prompts = [[index, 1, 2, 3, 4] for index in range(6)]
+    plans, outputs = row_counts(prompts, (4, 8, 16))
+    assert plans[:4] == [[5, 3], [1, 2], [1, 3], [2, 2]]  # one ends in the second step, and one in the third
+    for name, output in outputs.items():
+        assert output.token_ids == expected_output(make_request(name, prompts[int(name)], max_tokens=2))[0]
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "sizes", "limits", "expected"),
+    [
+        (3, (), {}, [5, 5]),  # no size is worth it
+        (3, (16,), {}, [5, 5]),  # none is filled
+        (2, (8,), {}, [5, 5]),  # nobody waits behind
+        (3, (8,), {"max_num_batched_tokens": 9}, [5, 4]),  # all that a step may have is wanted
+        (3, (2, 9, 12), {"max_num_seqs": 1}, [2]),
+        (9, (4, 8, 13), {"max_num_seqs": 3}, [5, 5, 3]),
+    ],
+)
+def test_a_step_is_cut_only_where_enough_wait_and_a_size_is_filled(num_prompts, sizes, limits, expected):
+    plans, _ = row_counts([[index, 1, 2, 3, 4] for index in range(num_prompts)], sizes, **limits)
+    assert plans[0] == expected
+
+
+def test_a_size_that_running_sequences_exceed_is_not_filled():
+    plans, _ = row_counts([[index, 1, 2, 3, 4] for index in range(4)], (2,), max_num_seqs=3)
+    assert plans[:2] == [[2], [3, 5, 5]]
+
+
+def test_samples_of_a_prompt_that_is_cut_share_its_blocks():
+    prompt = [5, 1, 2, 3, 4, 6, 7, 8]
+    plans, outputs = row_counts([prompt] * 6, (7, 64), max_num_batched_tokens=64, max_num_seqs=3)
+    assert plans[:2] == [[7], [1, 4, 2]]
+    for name, output in outputs.items():
+        assert output.token_ids == expected_output(make_request(name, prompt, max_tokens=2))[0]

@@ -63,6 +63,9 @@ def test_events_that_share_all_but_their_choice_are_those_of_whole_chunks(usage)
     for text in ("", 'b"choices":[]', "\ud800\x85😀"):
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
         assert events.of(choice) == event({**chunk, "choices": [choice]})
+        if usage:
+            told = {"completion_tokens": len(text), "prompt_tokens_details": {"cached_tokens": 0}}
+            assert events.of(choice, told) == event({**chunk, "choices": [choice], "usage": told})
 
 
 def test_an_event_is_one_line_also_for_clients_that_split_at_every_line_end_of_unicode():
