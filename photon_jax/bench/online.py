@@ -128,6 +128,18 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
     except ImportError as error:
         raise ConfigError("--url needs httpx; pip install 'photon_jax[bench]'") from error
 
+    endpoint, security = f"{url.rstrip('/')}/chat/completions", httpx.create_ssl_context()
+    idle: list[httpx.AsyncClient] = []
+
+    @contextlib.asynccontextmanager
+    async def take_client() -> AsyncIterator[httpx.AsyncClient]:
+        # One for each request on its way: the work of a pool grows with the square of its connections.
+        client = (
+            idle.pop() if idle else await clients.enter_async_context(httpx.AsyncClient(timeout=None, verify=security))
+        )
+        yield client
+        idle.append(client)  # one that failed is left alone
+
     async def send(prompt: tuple[int, ...], output_len: int) -> AsyncIterator[int]:
         text = " ".join([WORDS[token % len(WORDS)] for token in prompt])
         body = {
@@ -141,7 +153,7 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
         }
         num_tokens = 0
         try:
-            async with client.stream("POST", f"{url.rstrip('/')}/chat/completions", json=body) as response:
+            async with take_client() as client, client.stream("POST", endpoint, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     text = (await response.aread()).decode("utf-8", "replace")
                     raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
@@ -155,7 +167,7 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
                 raise
             raise ConfigError(f"--url={url} can't be measured: {str(error) or type(error).__name__}") from error
 
-    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
+    async with contextlib.AsyncExitStack() as clients:
         yield send
 
 

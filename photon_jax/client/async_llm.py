@@ -28,7 +28,7 @@ class _Live:
     """A request between its submission and its end, and the event loop that waits for it.
 
     Attributes:
-      news: set in the event loop when there is something to read.
+      news: done in the event loop when there is something to read.
       is_told: whether the event loop was told, or soon will be, that there is news since it last looked.
       is_streamed: whether each step is news, or the end alone.
       is_left: whether nobody wants the result any longer.
@@ -38,14 +38,13 @@ class _Live:
         self.submission = submission
         self.is_streamed = is_streamed
         self.loop = asyncio.get_running_loop()
-        self.news = asyncio.Event()
-        self.is_told = False
-        self.is_left = False
+        self.news = self.loop.create_future()  # an Event would make a system call for each wait
+        self.is_told = self.is_left = False
 
-    def look(self) -> None:
-        """Has the event loop told again when there is news after now; to be called before looking."""
-        self.news.clear()
-        self.is_told = False
+    async def wait(self) -> None:
+        """Waits for news; the event loop is told again when there is more after that. One task at a time may wait."""
+        await self.news
+        self.news, self.is_told = self.loop.create_future(), False
 
 
 class RequestStream:
@@ -78,8 +77,7 @@ class RequestStream:
         """
         try:
             while not self._is_closed and not self._reader.is_done:
-                await self._live.news.wait()
-                self._live.look()
+                await self._live.wait()
                 update = self._reader.take()
                 self._live.submission.raise_error()  # looked at last: the abort that comes with it isn't the reason
                 if update is not None:
@@ -133,8 +131,7 @@ class AsyncLLM:
         """Starts the thread.
 
         Args:
-          max_queue: sequences that may wait beyond the max_num_seqs that may run; None: as many as the engine's own
-            queue takes, SchedulerConfig.max_waiting.
+          max_queue: sequences that may wait beyond those that may run; None: as many as SchedulerConfig.max_waiting.
         """
         if max_queue is not None and (isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0):
             raise ConfigError(f"max_queue must be an integer of at least 0, or None, got {max_queue!r}")
@@ -298,8 +295,7 @@ class AsyncLLM:
         self._submit(live)
         try:
             while not (live.submission.is_finished or live.submission.error):
-                await live.news.wait()
-                live.look()
+                await live.wait()
             live.submission.raise_error()
         finally:
             self._leave(live)
@@ -370,10 +366,14 @@ class AsyncLLM:
     def _wake(self, news: list[_Live], ended: list[_Live]) -> None:
         """Runs in the event loop of the requests."""
         for live in news:
-            live.news.set()
+            if not live.news.done():
+                live.news.set_result(None)
         for live in ended:
-            if self.on_finish is not None:
-                live.loop.call_soon(self.on_finish, live.submission.output())
+            live.loop.call_soon(self._finish, live.submission)  # after those that were woken
+
+    def _finish(self, submission: Submission) -> None:
+        if self.on_finish is not None:
+            self.on_finish(submission.output())
 
     def _forget(self, live: _Live) -> bool:
         """Drops a request that has ended; returns False if that was done before."""

@@ -44,6 +44,12 @@ class ChatJob:
     tool_use: ToolUse
     reasoning_start: Start
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the answer can't be anything but text, and nothing is told beside it until it ends."""
+        has_parts = self.tool_use.form is not None or self.reasoning_start != "after"
+        return not (has_parts or self.body.return_token_ids or self.asked.params.logprobs is not None)
+
     def parts(self) -> AnswerParts:
         """Returns what splits the text of one choice; see there."""
         return AnswerParts(self.tool_use, self.reasoning_start)
@@ -114,6 +120,7 @@ class _ChatStream:
         self._parts: dict[int, AnswerParts] = {}  # of the choices whose role is told
         self._num_computed = -1
         self._tells_usage = job.body.has_continuous_usage
+        self._is_text = job.is_text
         chunk = self.chunk([])
         self._events = ChoiceEvents({**chunk, "usage": None} if "usage" in chunk else chunk)
 
@@ -144,6 +151,9 @@ class _ChatStream:
         self.usage.add(prompt_index, update)
         usage = self.usage.usage() if self._tells_usage else None
         for delta in update.deltas:
+            if self._is_text and delta.finish_reason is None:
+                events += self._events.of_content(delta.index, delta.text, usage) if delta.text else b""
+                continue
             choice = self._choice(delta)
             if choice is not None:
                 events += self._events.of(choice, usage)

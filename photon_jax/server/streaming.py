@@ -26,7 +26,7 @@ def event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + _line(value) + b"\n\n"
 
 
-def _line(value: Mapping[str, Any]) -> bytes:
+def _line(value: Any) -> bytes:
     data = json_bytes(value)
     for end, escaped in _LINE_ENDS:
         data = data.replace(end, escaped)
@@ -44,9 +44,18 @@ class ChoiceEvents:
 
     def of(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None = None) -> bytes:
         """Returns the event of the chunk with a choice, and with a usage in the place of null."""
+        return self._with(_line(choice), usage)
+
+    def of_content(self, index: int, content: str, usage: Mapping[str, Any] | None = None) -> bytes:
+        """Returns the event of the chunk with a choice of a chat that goes on with text alone, as most do."""
+        text = _line(content)
+        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (index, text)
+        return self._with(choice, usage)
+
+    def _with(self, choice: bytes, usage: Mapping[str, Any] | None) -> bytes:
         if usage is None:
-            return self._before + _line(choice) + self._after
-        return self._before + _line(choice) + self._to_usage + _line(usage) + b"}\n\n"
+            return self._before + choice + self._after
+        return self._before + choice + self._to_usage + json_bytes(usage) + b"}\n\n"
 
 
 class EventStream(Response):

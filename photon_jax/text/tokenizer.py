@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from photon_jax.text.tokenizer_parts import TokenizerParts
 
 _logger = logging.getLogger(__name__)
+SHORT_TEXT = 4096  # characters, encoded in a millisecond; threads that begin for them would take longer
 
 
 class Tokenizer:
@@ -143,8 +144,10 @@ class Tokenizer:
           RequestError: the text is not a string of Unicode characters.
         """
         _check_text(text)
-        # a batch of one: unlike `encode`, it lets other threads run, which a long text would stop for seconds
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if len(text) <= SHORT_TEXT:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:  # a batch of one: unlike `encode`, it lets other threads run, which a long text would stop for seconds
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids = list(encoding.ids)
         if not add_special_tokens:
             return ids

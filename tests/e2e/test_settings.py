@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from helpers.tiny_checkpoint import checkpoint_config
 from helpers.tiny_model import tiny_config, tiny_params
 
 import photon_jax
@@ -19,7 +20,8 @@ from photon_jax.engine.start import start_engine
 from photon_jax.errors import ConfigError
 from photon_jax.models.config import RopeConfig
 
-PROMPTS = [[1, 2, 3], [5] * 40]
+CONFIG = checkpoint_config()
+PROMPTS = [[1, 2, 3], [5] * 130, [8], [9, 10]]  # one geometry with test_functional.py, whose programs these share
 PARAMS = photon_jax.SamplingParams(max_tokens=6, seed=3, top_p=0.9)
 
 
@@ -35,22 +37,22 @@ PARAMS = photon_jax.SamplingParams(max_tokens=6, seed=3, top_p=0.9)
     ids=["x64", "threefry", "rbg", "promotion", "precision"],
 )
 def test_tokens_do_not_depend_on_the_settings_of_the_process(setting):
-    config = tiny_config()
-    params = tiny_params(config)
+    params = tiny_params(CONFIG)
 
     def tokens(context):
         with context:
-            outputs = photon_jax.generate(params, config, PROMPTS, PARAMS, progress=False)
+            outputs = photon_jax.generate(params, CONFIG, PROMPTS, PARAMS, progress=False)
         return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
 
     assert tokens(setting()) == tokens(contextlib.nullcontext())
 
 
 def describe_bits():
-    params = photon_jax.SamplingParams(max_tokens=6, seed=3, top_p=0.9, logprobs=2)
-    outputs = photon_jax.generate(tiny_params(), tiny_config(), PROMPTS, params, progress=False)
-    answers = [output.outputs[0] for output in outputs]
-    return [[list(each.token_ids), each.logprobs.top_logprobs.tobytes().hex()] for each in answers]
+    params = photon_jax.SamplingParams(max_tokens=6, seed=3, top_p=0.9, logprobs=0)
+    outputs = photon_jax.generate(tiny_params(CONFIG), CONFIG, PROMPTS, params, progress=False)
+    answers = [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+    kinds = ("raw", "tempered", "sampling")
+    return [[list(ids), *(getattr(logprobs, kind).tobytes().hex() for kind in kinds)] for ids, logprobs in answers]
 
 
 def test_a_new_process_computes_the_same_bits():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.byte_tokenizer import ByteTokenizer
 from helpers.grammars import COMPACT
+from helpers.invariance import WORLD_FIELDS
 from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax import LLM, RequestError, SamplingParams, StructuredOutputs
@@ -15,7 +16,7 @@ from photon_jax.client.local_client import LocalClient
 from photon_jax.client.submission import Prompt
 from photon_jax.engine.metrics import CompileCounter
 
-CONFIG = tiny_config(num_layers=1)
+CONFIG = tiny_config()
 PROMPT = "Answer:"
 SCHEMA = {
     "type": "object",
@@ -38,9 +39,7 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def llm():
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "block_size": 16, "max_model_len": 256}
-    llm = LLM(params=tiny_params(CONFIG), config=CONFIG, tokenizer=ByteTokenizer(), progress=False, **settings)
-    with llm:
+    with LLM(params=tiny_params(CONFIG), config=CONFIG, tokenizer=ByteTokenizer(), **WORLD_FIELDS) as llm:
         yield llm
 
 

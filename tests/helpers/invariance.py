@@ -27,6 +27,15 @@ MAX_NUM_SEQS = 6
 MAX_NUM_BATCHED_TOKENS = 64
 NUM_BLOCKS = 193
 STOP_IDS = (257, 11)
+# of an LLM whose programs are those of a World
+WORLD_FIELDS = {
+    "block_size": BLOCK_SIZE,
+    "num_blocks": NUM_BLOCKS,
+    "max_num_seqs": MAX_NUM_SEQS,
+    "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+    "max_model_len": MAX_MODEL_LEN,
+    "progress": False,
+}
 
 
 @dataclasses.dataclass
@@ -89,12 +98,15 @@ class World:
         if kernels is None:
             self.tiles = choose_tiles(self.params, self.step_config, BLOCK_SIZE)
             buckets = tiled_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN, tiles=self.tiles)
-            self.buckets = dataclasses.replace(buckets, rare_tokens=buckets.rare_tokens[-1:])
+            self.buckets = dataclasses.replace(
+                buckets, rare_rows=buckets.rare_rows[-1:], rare_tokens=buckets.rare_tokens[-1:]
+            )
         else:
             buckets = padded_buckets(limits, self.layout, max_model_len=MAX_MODEL_LEN)
             sizes = {"decode_rows": (1, MAX_NUM_SEQS), "mixed_tokens": (32, MAX_NUM_BATCHED_TOKENS)}
             one_size = {name: getattr(buckets, name)[-1:] for name in ("rare_rows", "rare_tokens", "table_widths")}
             self.buckets = dataclasses.replace(buckets, **sizes, **one_size)
+        self.most_steps = (1, 4)  # a dispatch may run
         self.requests = make_requests(np.random.default_rng(seed), num_requests)
         self._alone: dict[str, Result] = {}
 
@@ -232,7 +244,7 @@ def run_schedule(world: World, seed: int, tally: Tally) -> None:
         budget=int(rng.choice([max_num_seqs, 8, 17, 33, MAX_NUM_BATCHED_TOKENS])),
         prefix_caching=bool(rng.random() < 0.85),
         steps_ahead=int(rng.integers(2)),
-        max_steps=int(rng.choice([1, 4])),
+        max_steps=int(rng.choice(world.most_steps)),
     )
     results = collections.defaultdict(Result)
     arrivals = sorted(int(step) for step in rng.integers(0, 10, size=len(chosen)))

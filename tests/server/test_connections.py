@@ -8,6 +8,7 @@ import uvicorn
 from helpers.web_process import error_of, status_of
 
 from photon_jax.server.connections import guarded_protocol
+from photon_jax.server.limits import MAX_HEADER_BYTES
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PIECE = b"x" * 1024
@@ -73,11 +74,29 @@ def test_a_reader_that_takes_nothing_is_let_go_and_one_that_reads_is_not():
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_connections_beyond_the_bound_are_refused_until_one_is_closed():
-    async def hello(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"hello"})
+async def hello(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
 
+
+def test_a_head_is_not_too_long_because_a_long_body_came_with_it():
+    body = b"x" * (2 * MAX_HEADER_BYTES)
+    first = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    begin, end = REQUEST[:20], REQUEST[20:]
+
+    async def main():
+        async with listening(hello) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(first + begin)
+            assert status_of(await reader.readuntil(b"0\r\n\r\n")) == 200
+            writer.write(end)
+            assert status_of(await reader.read()) == 200
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_connections_beyond_the_bound_are_refused_until_one_is_closed():
     async def ask(port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.closing(writer):

@@ -7,7 +7,7 @@ import pytest
 
 from photon_jax.errors import RequestError
 from photon_jax.server.errors import ClientLeftError
-from photon_jax.server.streaming import ChoiceEvents, EventStream, event, unless_disconnected
+from photon_jax.server.streaming import DONE, ChoiceEvents, EventStream, event, unless_disconnected
 
 
 class Client:
@@ -56,16 +56,28 @@ def test_events_come_whole_after_headers_that_keep_proxies_from_holding_them():
     assert client.messages[-1]["more_body"] is False
 
 
+def test_the_mark_of_the_end_ends_the_answer_in_the_same_piece():
+    async def events():
+        yield b"data: 1\n\n"
+        yield b"data: 2\n\n" + DONE
+
+    sent = [(message["body"], message["more_body"]) for message in respond(events()).messages[1:]]
+    assert sent == [(b"data: 1\n\n", True), (b"data: 2\n\n" + DONE, False)]
+
+
 @pytest.mark.parametrize("usage", [{}, {"usage": None}])
 def test_events_that_share_all_but_their_choice_are_those_of_whole_chunks(usage):
     chunk = {"id": 'a"choices":[]\u2028', "model": "né", "choices": [], **usage}
     events = ChoiceEvents(chunk)
     for text in ("", 'b"choices":[]', "\ud800\x85😀"):
         choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        text_choice = {"index": 3, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
         assert events.of(choice) == event({**chunk, "choices": [choice]})
+        assert events.of_content(3, text) == event({**chunk, "choices": [text_choice]})
         if usage:
             told = {"completion_tokens": len(text), "prompt_tokens_details": {"cached_tokens": 0}}
             assert events.of(choice, told) == event({**chunk, "choices": [choice], "usage": told})
+            assert events.of_content(3, text, told) == event({**chunk, "choices": [text_choice], "usage": told})
 
 
 def test_an_event_is_one_line_also_for_clients_that_split_at_every_line_end_of_unicode():
