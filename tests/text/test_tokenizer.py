@@ -278,3 +278,13 @@ def test_other_threads_run_while_a_long_text_is_encoded(make):
         is_done.set()
     assert len(ids) > 400_000
     assert num_turns >= 3, "the text stopped them"
+
+
+@pytest.mark.parametrize("count", [1, 200, 1000])
+def test_short_and_long_texts_are_encoded_alike(byte_level, count, monkeypatch):
+    text = "Ein Satz, ärgerlich 🙂 lang. " * count
+    ids = byte_level.encode(text)
+    for limit in (0, len(text)):
+        monkeypatch.setattr("photon_jax.text.tokenizer.SHORT_TEXT", limit)
+        assert byte_level.encode(text) == ids
+    assert byte_level.decode(ids) == text
