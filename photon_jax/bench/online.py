@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from photon_jax.client.async_llm import AsyncLLM
 from photon_jax.client.submission import Prompt
 from photon_jax.errors import ConfigError, EngineDeadError
 from photon_jax.request import SamplingParams
+
+if TYPE_CHECKING:
+    import httpx
 
 # prompt and number of output tokens -> the tokens of each delivery, as they come
 Send = Callable[[tuple[int, ...], int], AsyncIterator[int]]
@@ -109,6 +112,22 @@ def timelines_s(timelines: Sequence[Timeline]) -> float:
     return last - min(each.sent_at for each in timelines)
 
 
+class _Clients:
+    """HTTP clients, one for each request on its way: the work of a pool grows with the square of its connections."""
+
+    def __init__(self, make: Callable[[], "httpx.AsyncClient"], stack: contextlib.AsyncExitStack) -> None:
+        """Takes what makes a client, and what closes them all."""
+        self._make, self._stack = make, stack
+        self._idle: list[httpx.AsyncClient] = []
+
+    @contextlib.asynccontextmanager
+    async def take(self) -> AsyncIterator["httpx.AsyncClient"]:
+        """Yields a client that is idle, or a new one; one that failed is left alone."""
+        client = self._idle.pop() if self._idle else await self._stack.enter_async_context(self._make())
+        yield client
+        self._idle.append(client)
+
+
 @contextlib.asynccontextmanager
 async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
     """Yields what sends requests to the chat completions of an OpenAI-compatible server.
@@ -128,32 +147,14 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
     except ImportError as error:
         raise ConfigError("--url needs httpx; pip install 'photon_jax[bench]'") from error
 
-    endpoint, security = f"{url.rstrip('/')}/chat/completions", httpx.create_ssl_context()
-    idle: list[httpx.AsyncClient] = []
-
-    @contextlib.asynccontextmanager
-    async def take_client() -> AsyncIterator[httpx.AsyncClient]:
-        # One for each request on its way: the work of a pool grows with the square of its connections.
-        client = (
-            idle.pop() if idle else await clients.enter_async_context(httpx.AsyncClient(timeout=None, verify=security))
-        )
-        yield client
-        idle.append(client)  # one that failed is left alone
+    security = httpx.create_ssl_context()
+    endpoint = f"{url.rstrip('/')}/chat/completions"
 
     async def send(prompt: tuple[int, ...], output_len: int) -> AsyncIterator[int]:
-        text = " ".join([WORDS[token % len(WORDS)] for token in prompt])
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": output_len,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
+        body = _chat_body(model, prompt, output_len)
         num_tokens = 0
         try:
-            async with take_client() as client, client.stream("POST", endpoint, json=body) as response:
+            async with clients.take() as client, client.stream("POST", endpoint, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     text = (await response.aread()).decode("utf-8", "replace")
                     raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
@@ -167,8 +168,22 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
                 raise
             raise ConfigError(f"--url={url} can't be measured: {str(error) or type(error).__name__}") from error
 
-    async with contextlib.AsyncExitStack() as clients:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = _Clients(lambda: httpx.AsyncClient(timeout=None, verify=security), stack)
         yield send
+
+
+def _chat_body(model: str, prompt: tuple[int, ...], output_len: int) -> dict[str, Any]:
+    text = " ".join([WORDS[token % len(WORDS)] for token in prompt])
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": output_len,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
 
 
 def tokens_so_far(event: dict[str, Any], before: int) -> int:

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.tiny_checkpoint import ENGINE_FIELDS, checkpoint_config
-from helpers.tiny_model import tiny_params
+from helpers.tiny_model import tiny_config, tiny_params
 
 from photon_jax.config import make_engine_config
 from photon_jax.engine.programs import TraceWatch, describe_changes, signature
@@ -17,8 +16,7 @@ from photon_jax.engine.start import start_engine
 from photon_jax.errors import ConfigError
 from photon_jax.request import Request, SamplingParams
 
-# one geometry with engines of test_llm.py, whose programs these share
-SETTINGS = {name: value for name, value in ENGINE_FIELDS.items() if name != "progress"} | {"max_num_seqs": 1}
+SETTINGS = {"max_num_seqs": 1, "max_num_batched_tokens": 8, "block_size": 16, "num_blocks": 9, "max_model_len": 64}
 
 
 def changes(old, new):
@@ -50,8 +48,7 @@ def test_a_watch_sees_traces_and_no_calls_of_known_programs():
 
 @pytest.fixture(scope="module")
 def started():
-    config = checkpoint_config()
-    return start_engine(tiny_params(config), config, make_engine_config(None, strict_compile=True, **SETTINGS))
+    return start_engine(tiny_params(), tiny_config(), make_engine_config(None, strict_compile=True, **SETTINGS))
 
 
 def run(started, name, **params):
