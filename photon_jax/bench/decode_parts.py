@@ -145,7 +145,7 @@ def _attention(inputs: StepInputs, layout: StepLayout, config: StepConfig, tiles
     def body(layer: LayerParams, x: jax.Array, cache: KVCache, index: jax.Array) -> tuple[jax.Array, KVCache]:
         rows = noise + _first(x)
         if is_one_kernel(kernels, query_tile):
-            options: dict[str, Any] = {"layer_index": index, "config": model, "kernels": kernels}
+            options: dict[str, Any] = {"layer_index": index, "config": model}
             attended, cache = append_and_attend(rows[None], cos, sin, layer, cache, inputs, **options)
             return x + _first(attended), cache
         q = rows.astype(model.dtype).reshape(-1, model.num_heads, model.head_dim)

@@ -85,10 +85,14 @@ def config_for_serving(config: EngineConfig, flag_values: flags.FlagValues, plat
     """Returns the engine's config: off the CPU all step programs are compiled before the first request, unless asked.
 
     A program that is compiled while requests run holds all of them up.
+
+    Raises:
+      ConfigError: the settings are none to serve with.
     """
-    if flag_values["warmup"].present or platform == "cpu":
-        return config
-    return dataclasses.replace(config, warmup="full")
+    if not (flag_values["warmup"].present or platform == "cpu"):
+        config = dataclasses.replace(config, warmup="full")
+    config.check_serves()
+    return config
 
 
 def model_name(flag_values: flags.FlagValues) -> str:

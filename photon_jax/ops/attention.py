@@ -72,12 +72,13 @@ def attend(
 ) -> tuple[jax.Array, KVCache, jax.Array]:
     """Returns attention [T H d] of the step's tokens, the cache with their keys and values in their slots, and the
     stream as one array f32[T D]."""
-    options: dict[str, Any] = {"layer_index": layer_index, "config": config, "kernels": kernels}
+    options: dict[str, Any] = {"layer_index": layer_index, "config": config}
     if is_one_kernel(kernels, query_tile):
         parts, residual = qkv_parts(stream, layer, config=config, kernels=kernels)
         attended, cache = append_and_attend(parts, cos, sin, layer, cache, inputs, **options)
         return attended, cache, residual
-    q, cache, residual = attention_input(stream, cos, sin, layer, cache, inputs.slot_mapping, tiles=tiles, **options)
+    options |= {"kernels": kernels, "tiles": tiles}
+    q, cache, residual = attention_input(stream, cos, sin, layer, cache, inputs.slot_mapping, **options)
     attended = attention(q, cache, inputs, layer_index=layer_index, query_tile=query_tile, kernels=kernels)
     return attended, cache, residual
 
@@ -115,7 +116,6 @@ def append_and_attend(
     *,
     layer_index: jax.Array,
     config: ModelConfig,
-    kernels: KernelConfig,
 ) -> tuple[jax.Array, KVCache]:
     """Returns attention [T H d] of rows of one token each, and the cache with their keys and values, in one kernel."""
     attended, *arrays = append_attention(

@@ -1,5 +1,6 @@
 """photon-web-server: what its flags mean, and the whole way from a checkpoint to an answer."""
 
+import contextlib
 import os
 import signal
 import ssl
@@ -117,6 +118,18 @@ def test_all_programs_are_compiled_first_on_a_gpu_unless_asked_otherwise():
         flag_values = parse(*arguments)
         config = engine_config_from_flags(flag_values)
         assert command.config_for_serving(config, flag_values, platform).warmup == warmup
+
+
+@pytest.mark.parametrize(
+    ("arguments", "platform", "is_refused"),
+    [([], "cpu", True), (["--warmup=lazy"], "gpu", True), ([], "gpu", False), (["--warmup=full"], "cpu", False)],
+)
+def test_strictness_about_programs_needs_all_of_them_compiled_first(arguments, platform, is_refused):
+    flag_values = parse("--strict_compile", *arguments)
+    config = engine_config_from_flags(flag_values)
+    expected = pytest.raises(ConfigError, match="needs warmup=") if is_refused else contextlib.nullcontext()
+    with expected:
+        assert command.config_for_serving(config, flag_values, platform).strict_compile
 
 
 def test_a_checkpoint_is_served_over_https_until_a_signal_comes(tmp_path):
