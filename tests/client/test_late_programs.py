@@ -40,6 +40,37 @@ class LatePlay(AsyncPlay):
         self.compiled.append(layout)
 
 
+async def step_until(play, condition):
+    """Lets held steps go on one by one, slowly, until something has come about: a long stream is not over before."""
+    while not condition():
+        play.runner.allow()
+        await asyncio.sleep(0.005)
+
+
+async def generate(play, engine, *prompt):
+    """Has a prompt answered while the steps are held."""
+    answer = asyncio.ensure_future(engine.generate(*prompt))
+    await step_until(play, answer.done)
+    return answer.result()
+
+
+async def begin(play, engine):
+    """Returns a stream of 220 tokens that has its first; its steps are held."""
+    play.runner.hold()
+    stream = engine.stream(*ask(LONG, 220))
+    has_deltas = False
+    while not has_deltas:
+        update = asyncio.ensure_future(anext(stream))
+        await step_until(play, update.done)
+        has_deltas = bool(update.result().deltas)
+    return stream
+
+
+def end(play, stream):
+    stream.close()
+    play.runner.release()
+
+
 @pytest.fixture
 def play():
     play = LatePlay()
@@ -91,12 +122,10 @@ def test_the_engine_sleeps_while_all_that_is_left_waits_for_a_program(play, monk
 def test_what_is_not_computed_yet_is_told_of(play):
     async def main():
         async with play.open() as engine:
-            stream = engine.stream(*ask(LONG, 220))
-            while not (await anext(stream)).deltas:
-                pass
-            await engine.generate(*ask(MATE, 4, n=2))
+            stream = await begin(play, engine)
+            await generate(play, engine, *ask(MATE, 4, n=2))
             assert play.asked == (3, 2 * len(MATE))
-            stream.close()
+            end(play, stream)
 
     run(main)
 
@@ -142,14 +171,12 @@ def test_what_a_crowd_needed_is_compiled_on_for_the_one_that_is_left(play, monke
 
     async def main():
         async with play.open() as engine:
-            stream = engine.stream(*ask(LONG, 220))
-            while not (await anext(stream)).deltas:
-                pass
-            assert result(await engine.generate(*ask(MATE, 4))) == expected(MATE, 4)
+            stream = await begin(play, engine)
+            assert result(await generate(play, engine, *ask(MATE, 4))) == expected(MATE, 4)
             assert play.has_begun.is_set() and left == ["first", "second"]
             play.goes_on.set()
-            await until(lambda: not left)
-            stream.close()
+            await step_until(play, lambda: not left)
+            end(play, stream)
 
     run(main)
 
@@ -184,9 +211,9 @@ def test_programs_are_compiled_on_all_cores_at_once_in_their_order(play, monkeyp
 
     async def main():
         async with play.open() as engine:
-            stream = engine.stream(*ask(LONG, 220))
-            assert result(await engine.generate(*ask(MATE, 4))) == expected(MATE, 4)
-            stream.close()
+            stream = await begin(play, engine)
+            assert result(await generate(play, engine, *ask(MATE, 4))) == expected(MATE, 4)
+            end(play, stream)
 
     run(main)
     assert set(begun[:3]) == set("abc") and sorted(begun) == list("abcde"), "each once, the first three together"
