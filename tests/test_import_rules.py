@@ -158,7 +158,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bench.decode_parts": (("bench.decode", "engine", "models", "ops", "cache.kv_cache", "step_io"), ("jax",)),
     "bench": (
         (*DOORS_SEE, "client.async_llm", "scheduler", "step_io", "bench", ""),
-        ("jax", "numpy", "httpx", "matplotlib"),
+        ("aiohttp", "jax", "numpy", "matplotlib"),
     ),
     "evals": (
         ("evals", "describe", "llm", "models", "outputs", "request", "text", "config", "errors"),

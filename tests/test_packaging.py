@@ -16,7 +16,7 @@ DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint"}  # where it dif
 # In the server, eval and bench extras, or brought by a package that is declared.
 OPTIONAL = {
     *("fastapi", "uvicorn", "pydantic", "prometheus-client", "starlette", "typing-extensions"),
-    *("lm-eval", "ml-dtypes", "httpx", "matplotlib"),
+    *("aiohttp", "lm-eval", "ml-dtypes", "matplotlib"),
 }
 
 

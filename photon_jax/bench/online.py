@@ -7,7 +7,8 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +19,11 @@ from photon_jax.client.submission import Prompt
 from photon_jax.errors import ConfigError, EngineDeadError
 from photon_jax.request import SamplingParams
 
-if TYPE_CHECKING:
-    import httpx
-
 # prompt and number of output tokens -> the tokens of each delivery, as they come
 Send = Callable[[tuple[int, ...], int], AsyncIterator[int]]
 
+CONNECT_S = 60.0  # that a server may take to accept a connection
+MAX_EVENT_BYTES = 1 << 20  # of a streamed answer, which is read line by line
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he")
 
 
@@ -112,22 +112,6 @@ def timelines_s(timelines: Sequence[Timeline]) -> float:
     return last - min(each.sent_at for each in timelines)
 
 
-class _Clients:
-    """HTTP clients, one for each request on its way: the work of a pool grows with the square of its connections."""
-
-    def __init__(self, make: Callable[[], "httpx.AsyncClient"], stack: contextlib.AsyncExitStack) -> None:
-        """Takes what makes a client, and what closes them all."""
-        self._make, self._stack = make, stack
-        self._idle: list[httpx.AsyncClient] = []
-
-    @contextlib.asynccontextmanager
-    async def take(self) -> AsyncIterator["httpx.AsyncClient"]:
-        """Yields a client that is idle, or a new one; one that failed is left alone."""
-        client = self._idle.pop() if self._idle else await self._stack.enter_async_context(self._make())
-        yield client
-        self._idle.append(client)
-
-
 @contextlib.asynccontextmanager
 async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
     """Yields what sends requests to the chat completions of an OpenAI-compatible server.
@@ -140,37 +124,40 @@ async def url_sender(url: str, model: str) -> AsyncIterator[Send]:
       model: the name that the server knows it by.
 
     Raises:
-      ConfigError: httpx is not installed; later, where requests are sent, nothing answers there, or not as it should.
+      ConfigError: aiohttp is not installed; later, where requests are sent, nothing answers there, or not as it should.
     """
     try:
-        import httpx
+        import aiohttp
     except ImportError as error:
-        raise ConfigError("--url needs httpx; pip install 'photon_jax[bench]'") from error
+        raise ConfigError("--url needs aiohttp; pip install 'photon_jax[bench]'") from error
 
-    security = httpx.create_ssl_context()
     endpoint = f"{url.rstrip('/')}/chat/completions"
 
     async def send(prompt: tuple[int, ...], output_len: int) -> AsyncIterator[int]:
-        body = _chat_body(model, prompt, output_len)
         num_tokens = 0
         try:
-            async with clients.take() as client, client.stream("POST", endpoint, json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    text = (await response.aread()).decode("utf-8", "replace")
-                    raise ConfigError(f"{url} answered {response.status_code}: {text:.300}")
-                async for line in response.aiter_lines():
-                    if line.startswith("data: {"):
-                        so_far = tokens_so_far(json.loads(line.removeprefix("data: ")), num_tokens)
+            async with session.post(endpoint, json=_chat_body(model, prompt, output_len)) as response:
+                if response.status != HTTPStatus.OK:
+                    raise ConfigError(f"{url} answered {response.status}: {await response.text(errors='replace'):.300}")
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        so_far = tokens_so_far(json.loads(line.removeprefix(b"data: ")), num_tokens)
                         yield so_far - num_tokens
                         num_tokens = so_far
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"--url={url} can't be measured: {str(error) or type(error).__name__}") from error
+            raise ConfigError(f"--url={url} can't be measured: {_reason(error)}") from error
 
-    async with contextlib.AsyncExitStack() as stack:
-        clients = _Clients(lambda: httpx.AsyncClient(timeout=None, verify=security), stack)
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=MAX_EVENT_BYTES) as session:
         yield send
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an error says, and its name where that may be too little, such as an address alone."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _chat_body(model: str, prompt: tuple[int, ...], output_len: int) -> dict[str, Any]:

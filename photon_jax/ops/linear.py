@@ -24,6 +24,7 @@ from photon_jax.quantization.int8 import QuantizedLinear, dequantize, round_acti
 
 KERNEL_ROWS = 128  # the most rows that the int8 kernel was measured with; for more, weights are dequantized
 LIMB_ROWS = range(17, KERNEL_ROWS + 1)  # with fewer, what the limbs save is lost by the gate's launch (measured)
+DENSE_ROWS = range(49, 65)  # of dense weights: one full tile of our kernel is faster than XLA's product (measured)
 OUTPUT_BLOCK = 64  # outputs that a CPU dequantizes at once: their float32 weights stay in its cache
 
 Rows = jax.Array | LimbRows  # activations [M I], as an array or in the limbs that `limb_group` asks for
@@ -39,12 +40,12 @@ def linear(
 
     An int8 layer is dequantized to float32: only its weights are rounded, and that happened when it was made. The
     backend "triton" multiplies a few rows with our int8 kernels and dequantizes for more rows to the dtype of the
-    activations; dense weights it leaves to XLA, which is as fast. "uniform" has one kernel for all weights and any
-    number of rows.
+    activations; dense weights it leaves to XLA but for DENSE_ROWS. "uniform" has one kernel for all weights and any
+    number of rows, which "triton" takes for those rows too.
     """
     if isinstance(x, LimbRows):
         return add_parts(linear_parts(x, layer, backend=backend))
-    if backend == "uniform":
+    if takes_uniform(layer, x, backend):
         y = add_parts(_uniform(x, layer))
     else:
         y = _contract_int8(x, layer, backend) if isinstance(layer, QuantizedLinear) else _contract_dense(x, layer)
@@ -70,7 +71,7 @@ def linear_parts(
         return limb_matmul_parts(x, layer.q, layer.scale)
     if fits_kernel(layer, x.shape[0], backend):
         return matmul_parts(x, layer.q, layer.scale, group_size=layer.group_size)
-    if backend == "uniform" and layer.bias is None:
+    if layer.bias is None and takes_uniform(layer, x, backend):
         return _uniform(x, layer)
     is_rounded = may_round and comes_rounded(layer, x, backend)
     product = _rounded(x, layer) if is_rounded else linear(x, layer, backend=backend)
@@ -96,7 +97,7 @@ def linear_gated(
         return limbs
     if not isinstance(x, LimbRows) and fits_kernel(layer, x.shape[0], backend):
         return _kernel(x, layer, is_gated=True, out_dtype=dtype)
-    if backend == "uniform" and layer.bias is None:
+    if layer.bias is None and takes_uniform(layer, x, backend):
         return _uniform(x, layer, is_gated=True, out_dtype=dtype)
     halves = jnp.split(add_parts(linear_parts(x, layer, backend=backend, may_round=True)), 2, axis=-1)
     gate, up = (half.astype(jnp.float32) for half in halves)
@@ -160,6 +161,12 @@ def fits_kernel(layer: Linear | Table, num_rows: int, backend: Backend) -> TypeG
     """Whether our kernels compute linear(rows) whole: int8 weights, few rows, and nothing to be done between."""
     is_plain = isinstance(layer, QuantizedLinear) and layer.bias is None and not layer.int8_activations
     return is_plain and backend == "triton" and num_rows <= KERNEL_ROWS
+
+
+def takes_uniform(layer: Linear, x: Rows, backend: Backend) -> bool:
+    """Whether linear(x), but for a bias, is computed by the kernel that any number of rows can have."""
+    is_faster = isinstance(layer, DenseLinear) and x.shape[0] in DENSE_ROWS and x.dtype != jnp.float32
+    return backend == "uniform" or (backend == "triton" and is_faster)
 
 
 def comes_rounded(layer: Linear, x: jax.Array, backend: Backend) -> bool:

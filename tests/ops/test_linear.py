@@ -10,6 +10,7 @@ from helpers.cuda_lowering import lower_for_cuda
 from pallas_kernels.int8_matmul import int8_matmul_reference
 from photon_jax.models.params import DenseLinear
 from photon_jax.ops.linear import (
+    DENSE_ROWS,
     KERNEL_ROWS,
     _contract_at_once,
     _contract_in_blocks,
@@ -127,3 +128,34 @@ def test_few_rows_lower_to_a_kernel_and_many_to_a_product_of_dequantized_weights
     text = lower_for_cuda(lambda x, layer: linear_gated(x, layer, backend="triton", dtype=x.dtype), x, layer)
     assert ("int8_dequantize" in text) == (rows > KERNEL_ROWS)
     assert ("stablehlo.dot_general" in text) == (rows > KERNEL_ROWS)
+
+
+@pytest.mark.lowers
+@pytest.mark.parametrize("rows", [DENSE_ROWS[0] - 1, DENSE_ROWS[0], DENSE_ROWS[-1], DENSE_ROWS[-1] + 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_dense_weights_have_a_kernel_for_the_rows_that_it_is_faster_for(rows, dtype):
+    layer = DenseLinear(weight=jnp.zeros((576, 192), dtype))
+    x = jnp.zeros((rows, 576), dtype)
+    has_kernel = rows in DENSE_ROWS and dtype == "bfloat16"
+
+    def gated(x, layer):
+        return linear_gated(x, layer, backend="triton", dtype=x.dtype)
+
+    def parts(x, layer):
+        return linear_parts(x, layer, backend="triton")
+
+    for fn in (gated, parts):
+        text = lower_for_cuda(fn, x, layer)
+        assert ("uniform_matmul" in text) == has_kernel != ("stablehlo.dot_general" in text)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_outputs_first", [False, True])
+def test_dense_kernel_gives_the_product(has_outputs_first):
+    x, weight, bias = (array.astype(jnp.bfloat16) for array in random_arrays((DENSE_ROWS[-1], 576), (576, 192), (192,)))
+    layer = DenseLinear(
+        weight=weight.T if has_outputs_first else weight, bias=bias, has_outputs_first=has_outputs_first
+    )
+    product = as_float64(x) @ as_float64(weight)
+    plain = linear(x, layer, backend="triton")
+    np.testing.assert_allclose(np.asarray(plain), product + as_float64(bias), rtol=1e-4, atol=1e-3)
