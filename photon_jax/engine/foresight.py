@@ -1,10 +1,11 @@
 """Foresight: which step programs a batch may need when a request joins it. Host only."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.engine.buckets import BucketSpec
+from photon_jax.engine.stand_ins import compile_order
 from photon_jax.request import Request
 from photon_jax.step_io import StepLayout
 
@@ -77,6 +78,55 @@ class Crowd:
             and layout.has_scores <= self.has_scores
             and layout.has_top <= has_top
             and layout.has_controls <= self.has_controls
+        )
+
+
+class Foresight:
+    """Tells which programs that are not compiled a crowd may need.
+
+    A server asks at each arrival: what was found is kept for crowds that come in the same buckets, until more programs
+    are there.
+    """
+
+    def __init__(self, buckets: BucketSpec, cache: CacheLayout) -> None:
+        """Takes all programs as not compiled."""
+        self._buckets, self._cache = buckets, cache
+        self._rows = tuple(sorted({*buckets.decode_rows, *buckets.rare_rows}))
+        self._tokens = tuple(sorted({*buckets.mixed_tokens, *buckets.rare_tokens}))
+        self._num_there = 0
+        self._uncompiled = buckets.layouts()
+        self._known: dict[Crowd, list[StepLayout]] = {}
+
+    def missing(
+        self, requests: Sequence[Request], num_prompt_tokens: int, there: Collection[StepLayout]
+    ) -> list[StepLayout]:
+        """Returns the layouts without processors that steps of these requests may come in and that are not there.
+
+        They come in the order in which they are to be compiled, see `compile_order`.
+
+        Args:
+          num_prompt_tokens: of prompts that are not computed yet.
+          there: those that are compiled; they become more, never fewer.
+        """
+        if len(there) != self._num_there:
+            self._num_there = len(there)
+            self._uncompiled = [layout for layout in self._uncompiled if layout not in there]
+            self._known.clear()
+        if not (self._uncompiled and requests):
+            return []
+        crowd = self._padded(Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, cache=self._cache))
+        if crowd not in self._known:
+            needed = [layout for layout in self._uncompiled if crowd.may_need(layout, self._buckets)]
+            self._known[crowd] = compile_order(needed, list(there))
+        return list(self._known[crowd])
+
+    def _padded(self, crowd: Crowd) -> Crowd:
+        """Returns the largest crowd that may need no more than this one."""
+        return dataclasses.replace(
+            crowd,
+            num_rows=_bucket(self._rows, crowd.num_rows),
+            num_tokens=_bucket(self._tokens, crowd.num_tokens),
+            num_blocks=_bucket(self._buckets.table_widths, crowd.num_blocks),
         )
 
 

@@ -16,7 +16,7 @@ from photon_jax.controls import LogitsProcessor
 from photon_jax.engine.buckets import BucketSpec
 from photon_jax.engine.compile_cache import compile_cache
 from photon_jax.engine.controls import ControlSlots, StepProcessors
-from photon_jax.engine.foresight import Crowd
+from photon_jax.engine.foresight import Foresight
 from photon_jax.engine.input_builder import InputBuilder
 from photon_jax.engine.metrics import LaunchCounters
 from photon_jax.engine.placement import place
@@ -30,7 +30,7 @@ from photon_jax.engine.programs import (
     signature,
 )
 from photon_jax.engine.settings import pinned_settings
-from photon_jax.engine.stand_ins import are_enough, compile_order, find_stand_in
+from photon_jax.engine.stand_ins import are_enough, find_stand_in
 from photon_jax.engine.step import BatchState, StepConfig, init_batch_state, jit_step
 from photon_jax.engine.token_masks import TokenMasks
 from photon_jax.engine.weights import StepWeights
@@ -98,7 +98,7 @@ class ModelRunner:
         self.reset()
         self.launched = LaunchCounters()
         self._workspaces: dict[StepLayout, int] = {}
-        self._uncompiled = buckets.layouts()
+        self._foresight = Foresight(buckets, cache_layout)
         self._coming: frozenset[StepLayout] = frozenset()  # programs that others compile
         self._tracing = threading.Lock()  # one traces at a time, so that steps that are launched meanwhile get turns
 
@@ -242,19 +242,14 @@ class ModelRunner:
         return abstract_arguments(params, self.config, self._cache_layout, layout, **sizes)
 
     def missing(self, requests: Sequence[Request], num_prompt_tokens: int) -> list[StepLayout]:
-        """Returns the layouts without processors that steps of these requests may come in and that are not compiled.
-
-        They come in the order in which they are to be compiled, see `compile_order`.
+        """Returns the layouts that steps of these requests may come in and that would be compiled late, in their order.
 
         Args:
           num_prompt_tokens: of prompts that are not computed yet.
         """
-        uncompiled = self._uncompiled = [layout for layout in self._uncompiled if layout not in self.launched.layouts]
-        if not (uncompiled and requests) or self._is_strict:
+        if self._is_strict:
             return []
-        crowd = Crowd.of(requests, num_prompt_tokens=num_prompt_tokens, cache=self._cache_layout)
-        missing = [layout for layout in uncompiled if crowd.may_need(layout, self.buckets)]
-        return compile_order(missing, list(self.launched.layouts))
+        return self._foresight.missing(requests, num_prompt_tokens, self.launched.layouts)
 
     def announce(self, layouts: Sequence[StepLayout]) -> bool:
         """Takes note of all programs that others compile from now on, in place of those of the call before.

@@ -45,7 +45,7 @@ def linear(
     """
     if isinstance(x, LimbRows):
         return add_parts(linear_parts(x, layer, backend=backend))
-    if takes_uniform(layer, x, backend):
+    if _takes_uniform(layer, x, backend):
         y = add_parts(_uniform(x, layer))
     else:
         y = _contract_int8(x, layer, backend) if isinstance(layer, QuantizedLinear) else _contract_dense(x, layer)
@@ -71,7 +71,7 @@ def linear_parts(
         return limb_matmul_parts(x, layer.q, layer.scale)
     if fits_kernel(layer, x.shape[0], backend):
         return matmul_parts(x, layer.q, layer.scale, group_size=layer.group_size)
-    if layer.bias is None and takes_uniform(layer, x, backend):
+    if layer.bias is None and _takes_uniform(layer, x, backend):
         return _uniform(x, layer)
     is_rounded = may_round and comes_rounded(layer, x, backend)
     product = _rounded(x, layer) if is_rounded else linear(x, layer, backend=backend)
@@ -97,7 +97,7 @@ def linear_gated(
         return limbs
     if not isinstance(x, LimbRows) and fits_kernel(layer, x.shape[0], backend):
         return _kernel(x, layer, is_gated=True, out_dtype=dtype)
-    if layer.bias is None and takes_uniform(layer, x, backend):
+    if not isinstance(x, LimbRows) and layer.bias is None and _takes_uniform(layer, x, backend):
         return _uniform(x, layer, is_gated=True, out_dtype=dtype)
     halves = jnp.split(add_parts(linear_parts(x, layer, backend=backend, may_round=True)), 2, axis=-1)
     gate, up = (half.astype(jnp.float32) for half in halves)
@@ -163,7 +163,12 @@ def fits_kernel(layer: Linear | Table, num_rows: int, backend: Backend) -> TypeG
     return is_plain and backend == "triton" and num_rows <= KERNEL_ROWS
 
 
-def takes_uniform(layer: Linear, x: Rows, backend: Backend) -> bool:
+def has_parts(layer: Linear, x: jax.Array, backend: Backend) -> bool:
+    """Whether linear(x) is computed by a kernel of ours, which may leave it in parts."""
+    return fits_kernel(layer, x.shape[0], backend) or _takes_uniform(layer, x, backend)
+
+
+def _takes_uniform(layer: Linear, x: jax.Array, backend: Backend) -> bool:
     """Whether linear(x), but for a bias, is computed by the kernel that any number of rows can have."""
     is_faster = isinstance(layer, DenseLinear) and x.shape[0] in DENSE_ROWS and x.dtype != jnp.float32
     return backend == "uniform" or (backend == "triton" and is_faster)

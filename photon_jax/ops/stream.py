@@ -13,7 +13,7 @@ import jax
 from pallas_kernels import LimbRows, add_parts, add_rms_norm
 from photon_jax.config import Backend
 from photon_jax.models.params import Linear
-from photon_jax.ops.linear import KERNEL_ROWS, Rows, fits_kernel, limb_group, linear, linear_parts, takes_uniform
+from photon_jax.ops.linear import KERNEL_ROWS, Rows, has_parts, limb_group, linear, linear_parts
 from photon_jax.ops.norm import normed_rows
 from photon_jax.ops.tiles import RowTiles, map_rows
 
@@ -52,8 +52,7 @@ def add_product(
     residual in a launch of its own (of few rows it does that in the product's).
     """
     is_large = backend == "triton" and x.shape[0] > KERNEL_ROWS
-    has_parts = isinstance(x, LimbRows) or fits_kernel(layer, x.shape[0], backend) or takes_uniform(layer, x, backend)
-    if is_large or has_parts:
+    if isinstance(x, LimbRows) or is_large or has_parts(layer, x, backend):
         return Stream(base=residual, parts=linear_parts(x, layer, backend=backend))
 
     def compute(x: jax.Array, residual: jax.Array) -> tuple[jax.Array]:

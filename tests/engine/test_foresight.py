@@ -8,7 +8,8 @@ from helpers.fake_runner import FakeRunner, make_request, make_scheduler, run
 from photon_jax.cache.layout import CacheLayout
 from photon_jax.config import SchedulerConfig
 from photon_jax.engine.buckets import TileChoice, padded_buckets, tiled_buckets
-from photon_jax.engine.foresight import Crowd
+from photon_jax.engine.foresight import Crowd, Foresight
+from photon_jax.engine.stand_ins import compile_order
 
 LIMITS = {"max_num_seqs": 20, "max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 4001, "max_steps": 4}
 MAX_LEN = 300
@@ -93,3 +94,37 @@ def test_kinds_and_sizes_that_nobody_asks_for_are_not_needed(spec):
     assert needed_by([make_request("0", [1] * 50)] * 2, spec, 5) == [
         each for each in needed_by([make_request("0", [1] * 50)] * 2, spec) if each.num_tokens < 64
     ]
+
+
+@pytest.mark.parametrize("spec", list(every_buckets()), ids=["tiled", "padded"])
+def test_what_is_missing_is_the_same_whether_it_was_asked_before_or_not(spec):
+    rng, cache = random.Random(7), CacheLayout(num_blocks=LIMITS["num_blocks"], block_size=4)
+    asked, there, answers = Foresight(spec, cache), set(), set()
+    for count in range(400):
+        requests = [draw_request(rng, index) for index in range(rng.randrange(1, 24))]
+        if rng.random() < 0.1:
+            there.add(rng.choice(spec.layouts()))
+        num_prompt_tokens = rng.randrange(100)
+        missing = asked.missing(requests, num_prompt_tokens, there)
+        needed = needed_by(requests, spec, num_prompt_tokens)
+        assert missing == compile_order([layout for layout in needed if layout not in there], list(there)), count
+        answers.add(tuple(missing))
+        missing.clear()  # the caller's own
+    assert len(answers) > 20
+
+
+def test_where_all_is_compiled_or_nobody_asks_nothing_is_missing():
+    spec, cache = next(every_buckets()), CacheLayout(num_blocks=LIMITS["num_blocks"], block_size=4)
+    asked, requests = Foresight(spec, cache), [make_request("0", [1] * 3)]
+    assert not asked.missing([], 0, set()) and asked.missing(requests, 3, set())
+    assert not asked.missing(requests, 3, set(spec.layouts()))
+
+
+def test_crowds_in_the_same_buckets_are_looked_at_once(monkeypatch):
+    spec, cache = next(every_buckets()), CacheLayout(num_blocks=LIMITS["num_blocks"], block_size=4)
+    looks, may_need = [], Crowd.may_need
+    monkeypatch.setattr(Crowd, "may_need", lambda crowd, *args: looks.append(crowd) or may_need(crowd, *args))
+    asked = Foresight(spec, cache)
+    for count in range(200):
+        asked.missing([make_request("0", [1] * (1 + count % 8))], 1 + count % 8, set())
+    assert 0 < len(looks) < 10 * len(spec.layouts())
