@@ -106,8 +106,7 @@ def test_kernel_gives_the_reference_result_over_poisoned_memory(case, is_int8):
     check_against_reference(case, interpret=True, tiles=(tiles_of(case),), is_int8=is_int8)
 
 
-@pytest.mark.parametrize("num_parts", [2, 8])
-@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize(("is_int8", "num_parts"), [(False, 2), (True, 8)])
 @pytest.mark.parametrize("case", [small_cases()[1], small_cases()[-1]], ids=lambda case: case.name)
 def test_kernel_adds_parts_and_norms_queries_and_keys(case, is_int8, num_parts):
     check_against_reference(
