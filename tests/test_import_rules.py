@@ -74,7 +74,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("jax", "numpy", "ml_dtypes", "safetensors", "orbax", "flax", "gguf", "huggingface_hub"),
     ),
     "engine.buckets": (("scheduler", "step_io", "cache.layout", "config", "errors"), ("numpy",)),
-    "engine.foresight": (("engine.buckets", "cache.layout", "request", "step_io"), ()),
+    "engine.foresight": (("engine.buckets", "engine.stand_ins", "cache.layout", "request", "step_io"), ()),
     "engine.input_builder": (
         ("scheduler", "step_io", "cache.layout", "config", "errors", "engine.buckets", "engine.slot_table"),
         ("numpy",),

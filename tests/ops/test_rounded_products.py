@@ -55,7 +55,9 @@ def test_the_product_is_rounded_once_and_so_is_the_gate_of_its_halves():
 )
 def test_all_other_products_come_in_float32(rows, dtype, backend, fields, may_round):
     layer = dense_layer(dtype, **fields)
-    parts = linear_parts(rows_of(rows, dtype), layer, backend=backend, may_round=may_round)
+    parts = jax.eval_shape(
+        lambda x, w: linear_parts(x, w, backend=backend, may_round=may_round), rows_of(rows, dtype), layer
+    )
     assert parts.dtype == jnp.float32
 
 

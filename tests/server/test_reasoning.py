@@ -40,8 +40,8 @@ def test_reasoning_is_streamed_before_the_content(thinker):
     content = [delta.content or "" for delta in deltas]
     assert ("".join(reasoning), "".join(content)) == ("One and one.", "Two.")
     assert sum(map(bool, reasoning)) > 1
-    last = max(index for index, text in enumerate(reasoning) if text)
-    assert last < min(index for index, text in enumerate(content) if text)
+    # on a busy machine the end of the one comes in the same piece as the start of the other
+    assert max(index for index, text in enumerate(reasoning) if text) <= content.index(next(filter(None, content)))
 
 
 def test_an_answer_that_is_cut_while_it_reasons_has_no_content(thinker):
